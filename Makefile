@@ -1,0 +1,94 @@
+# bam.c: `make` builds the programs, `make help` lists everything else.
+# Settings, on the command line or in the environment: CC, CXX, ARCH (native), EXTRA_CFLAGS, BUILD (build).
+
+BUILD ?= build
+ARCH ?= native
+PYTHON ?= python3
+
+WARNINGS = -Wall -Wextra -Werror
+# gnu11 with contraction: plain -std=c11 turns fused multiply-add off in GCC. No -ffast-math: masks are infinite.
+COMMON = -march=$(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math $(WARNINGS) $(OPENMP_CFLAGS) \
+         $(CONFIG_DEFINES) -MMD -MP $(EXTRA_CFLAGS)
+CFLAGS = -std=gnu11 -O3 -g $(COMMON)
+CXXFLAGS = -std=c++17 -O2 -g $(COMMON)
+LDLIBS = $(LIB_DNNL) $(LIB_SENTENCEPIECE) $(LIB_CJSON) $(OPENMP_LIBS) -lpthread -lm
+
+# What the machine has: HAVE_*, LIB_*, CONFIG_DEFINES. Found by compiling a line for each library.
+ifeq ($(filter help clean format,$(MAKECMDGOALS)),)
+include $(BUILD)/config.mk
+endif
+
+PROGRAMS = train_gpt $(if $(wildcard evaluate.c),evaluate) dataset/prepare dataset/inspect
+
+.PHONY: all help test bench clean format deps
+all: $(PROGRAMS)
+	@cat $(BUILD)/summary.txt
+
+help:
+	@echo "make            build train_gpt and the dataset tools, print what was found"
+	@echo "make deps       install what is missing (scripts/install_deps.sh)"
+	@echo "make test       install what is missing, build and run every test"
+	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
+	@echo "make format     clang-format all sources"
+	@echo "make clean      remove everything that was built"
+	@echo "settings        CC=$(CC) CXX=$(CXX) ARCH=$(ARCH) BUILD=$(BUILD) EXTRA_CFLAGS=$(EXTRA_CFLAGS)"
+
+$(BUILD)/config.mk: scripts/detect.sh
+	@mkdir -p $(BUILD)
+	@CC="$(CC)" CXX="$(CXX)" scripts/detect.sh $(BUILD)
+
+deps:
+	scripts/install_deps.sh
+	@rm -f $(BUILD)/config.mk
+
+# ---------------------------------------------------------------- library
+OPS = $(patsubst llmc/%.c,$(BUILD)/llmc/%.o,$(wildcard llmc/*.c))
+TOKENIZER = $(BUILD)/llmc/tokenizer.o
+
+$(BUILD)/llmc/%.o: llmc/%.c $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@ $<
+
+$(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+
+# ---------------------------------------------------------------- programs
+$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/config.mk
+	$(CC) $(CFLAGS) $(BUILD_INFO) -x c -c -o $@ $<
+
+$(BUILD)/%.o: %.c $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@ $<
+
+train_gpt: $(BUILD)/train_gpt.o $(OPS) $(TOKENIZER)
+	$(CXX) -o $@ $^ $(LDLIBS)
+
+dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
+	$(CXX) -o $@ $^ $(LDLIBS)
+
+# ---------------------------------------------------------------- tests and benchmarks
+TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+
+$(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@.o $<
+	$(CXX) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
+
+$(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c -o $@.o $<
+	$(CXX) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
+
+.PRECIOUS: $(BUILD)/%.o
+
+test: deps
+	@test/run.sh
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
+
+clean:
+	rm -rf $(BUILD) train_gpt evaluate dataset/prepare dataset/inspect
+
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)

@@ -1,0 +1,179 @@
+/*
+The contract of every operator: what it computes, shapes, layout, and whether it overwrites or
+accumulates. The CPU version of an operator is in NAME.c, the CUDA version in NAME.cuh, with these
+prototypes. backend.h includes this file after defining floatX, the type of weights and activations.
+
+Notation: B batch, T sequence length, N = B*T rows, C channels, NH query heads, NKV key/value heads
+(query head h reads key/value head h*NKV/NH), HS head size, F feed-forward width, V vocabulary.
+All arrays are row-major and dense unless a stride is named; pointers are device pointers. Outputs come
+first, then inputs, then sizes. Inputs and outputs do not overlap unless it says "may alias".
+No operator returns an error: sizes are checked by the model, and running out of a resource is fatal().
+Gradients named d*: "accumulates" means +=, so that gradient accumulation needs no copy.
+Results are bitwise reproducible for the same build, sizes and thread count.
+*/
+#ifndef OPS_H
+#define OPS_H
+
+#include <stddef.h>
+
+#include "posenc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ----------------------------------------------------------------------------
+// embedding.c
+
+// out[B,T,C] = wte[tokens[b,t]] + position[t]; position[T,C] fp32 or NULL for none. Overwrites out.
+void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const float* position, size_t B, size_t T,
+                       size_t C);
+
+// dwte[V,C] += sum over rows n with tokens[n] == v of dout[n,C]. Accumulates, in the order of n.
+void embedding_backward(float* dwte, const floatX* dout, const int* tokens, void* workspace, size_t N, size_t C,
+                        size_t V);
+size_t embedding_workspace(size_t N, size_t V);  // bytes
+
+// For every position of tokens[B,T]: start[B,T], the last position at or before it in its sequence that
+// holds the token bos, else 0; log_count[B,T] = ln(t - start + 1), the logarithm of the number of visible
+// keys. bos < 0: one document per sequence. Overwrites both.
+void document_starts(int* start, float* log_count, const int* tokens, int bos, size_t B, size_t T);
+
+// ----------------------------------------------------------------------------
+// rmsnorm.c: y = x / sqrt(mean(x^2) + 1e-5) * weight (Zhang & Sennrich 2019)
+
+// out[N,C], rstd[N] from inp[N,C], weight[C]. Overwrites both.
+void rmsnorm_forward(floatX* out, float* rstd, const floatX* inp, const float* weight, size_t N, size_t C);
+
+// residual[N,C] = inp1 + inp2, then out, rstd = rmsnorm(residual). residual may alias inp1 or inp2.
+void residual_rmsnorm_forward(floatX* residual, floatX* out, float* rstd, const floatX* inp1, const floatX* inp2,
+                              const float* weight, size_t N, size_t C);
+
+// dinp[N,C] += the gradient through the norm (dinp already holds the residual's gradient); dweight[C] +=.
+// inp is the forward's input (the residual stream).
+void rmsnorm_backward(floatX* dinp, float* dweight, const floatX* dout, const floatX* inp, const float* weight,
+                      const float* rstd, void* workspace, size_t N, size_t C);
+size_t rmsnorm_workspace(size_t N, size_t C);  // bytes
+
+// ----------------------------------------------------------------------------
+// matmul.c
+
+// out[N,OC] = inp[N,C] * weight[OC,C]^T. Overwrites.
+void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, void* workspace, size_t N, size_t C,
+                    size_t OC);
+
+// dinp[N,C] = dout[N,OC] * weight[OC,C] (overwrites; NULL skips it);
+// dweight[OC,C] += dout^T * inp (accumulates; NULL skips it).
+void matmul_backward(floatX* dinp, float* dweight, const floatX* dout, const floatX* inp, const floatX* weight,
+                     void* workspace, size_t N, size_t C, size_t OC);
+size_t matmul_workspace(size_t N, size_t C, size_t OC);  // bytes, enough for both
+
+// ----------------------------------------------------------------------------
+// swiglu.c (Shazeer 2020): gate_up[N,2F] holds the gate (W1 x) in columns 0..F-1, the up projection
+// (W3 x) in columns F..2F-1
+
+// out[N,F] = silu(gate) * up. Overwrites.
+void swiglu_forward(floatX* out, const floatX* gate_up, size_t N, size_t F);
+
+// dgate_up[N,2F] from dout[N,F]. Overwrites; dgate_up may alias gate_up.
+void swiglu_backward(floatX* dgate_up, const floatX* dout, const floatX* gate_up, size_t N, size_t F);
+
+// ----------------------------------------------------------------------------
+// posenc.c: loops over the formulas of posenc.h
+
+// table[T,C]: what a POSENC_ADD encoding adds to the embedding at positions 0..T-1. Overwrites.
+void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t C);
+
+// table[T,HS/2,2]: cosine and sine of every rotation angle at positions 0..T-1. Overwrites.
+void rotary_table(float* table, double theta, size_t T, size_t HS);
+
+// Turns each pair (2m, 2m+1) of every query and key head of qkv[B,T,(NH+2*NKV)*HS] by its angle at
+// position t, in place: (x, y) -> (x cos - y sin, x sin + y cos). Values are left alone.
+// To start at position p pass table + p*HS.
+void rotary_forward(floatX* qkv, const float* table, size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
+
+// The transposed rotation of dqkv, in place.
+void rotary_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
+
+// table[NH,T] = P_h(d) for d = 0..T-1; theta[params,NH] are the learned parameters (NULL when there are
+// none). Overwrites.
+void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T);
+
+// dtheta[params,NH] += sum over d of dtable[h,d] * dP_h(d)/dtheta: the chain rule from the table's gradient.
+void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T);
+
+// ----------------------------------------------------------------------------
+// attention.c: fused, never a T x T matrix in memory (Dao et al. 2022), with a relative bias and
+// Scalable-Softmax
+
+typedef struct {
+    size_t B, Tq, Tk, NH, NKV, HS;   // query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk
+    const floatX *q, *k, *v;         // head h of token t: pointer + t*stride + h*HS
+    size_t q_stride, kv_stride;      // elements between tokens
+    size_t q_batch, kv_batch;        // elements between sequences
+    const float* bias;               // P[NH,bias_stride], P[h][d] at distance d; NULL for none
+    size_t bias_stride;              // at least Tk
+    bool bias_inside;                // z = g (a + P), else z = g a + P; a = q.k / sqrt(HS)
+    const float* seq_scale;          // s[NH]; g_i = s_h * log_count_i. NULL: g = 1
+    const float* log_count;          // [B,Tq], read only with seq_scale
+    const int* start;                // [B,Tq] first visible key, nondecreasing along t; NULL: 0
+} AttentionInput;
+
+// out[B,Tq,NH*HS] = softmax over the visible keys start_i <= j <= position_i of z, times v.
+// lse[B,NH,Tq] = the natural logarithm of the softmax's denominator; may be NULL. Overwrites both.
+// A query with one visible key gives exactly that key's value.
+void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace);
+
+// Gradients, for Tq == Tk. dq, dk, dv have the strides of q, k, v and are overwritten; dk and dv are summed
+// over the query heads that read them. dbias[NH,bias_stride], entries d < Tk, is overwritten (unused when
+// in->bias is NULL); dseq_scale[NH] accumulates (unused when in->seq_scale is NULL). out and lse are the
+// forward's results. A query with one visible key contributes exactly zero to all but dv: its softmax is
+// constant, and rounding noise must not be multiplied by a huge bias.
+void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* dbias, float* dseq_scale, const floatX* dout,
+                        const floatX* out, const float* lse, const AttentionInput* in, void* workspace);
+
+// Bytes of workspace for the forward (backward = false) or the backward of these sizes; O(T).
+size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward);
+
+// ----------------------------------------------------------------------------
+// cross_entropy.c: output head and loss, in chunks of rows so that N x V logits never exist at once
+
+// losses[N] = -ln softmax(inp[N,C] * weight[V,C]^T)[n, targets[n]], overwritten. Only rows 0..V-1 of the
+// vocabulary take part; weight and dweight have Vp >= V rows in memory and rows V.. stay untouched.
+// With gradients (dinp not NULL): dinp[N,C] = dloss * d(sum of losses)/d(inp) (overwrites), dweight +=.
+void cross_entropy_head(float* losses, floatX* dinp, float* dweight, const floatX* inp, const floatX* weight,
+                        const int* targets, float dloss, void* workspace, size_t N, size_t C, size_t V);
+size_t cross_entropy_workspace(size_t N, size_t C, size_t V);  // bytes
+
+// sum of x[0..n), in double and in a fixed order; waits for the device and returns the result to the host.
+double array_sum(const float* x, size_t n);
+
+// ----------------------------------------------------------------------------
+// radam.c
+
+// sum of squares of x[0..n), in double and in a fixed order; infinite or NaN if any element is.
+// Waits for the device and returns the result to the host.
+double sum_of_squares(const float* x, size_t n);
+
+typedef struct {
+    float learning_rate, beta1, beta2, epsilon, weight_decay;
+    float gradient_scale;     // multiplies every gradient (clipping)
+    unsigned long long step;  // 1 for the first update
+    unsigned long long seed;  // of the stochastic rounding of the low-precision copy
+} OptimizerStep;
+
+// One update of n parameters in one pass, decoupled weight decay. master, m, v are fp32 and updated in place.
+// copy is the compute copy in floatX, rewritten from master with stochastic rounding; where floatX is fp32
+// copy == master. RAdam: Liu et al. 2020, algorithm 2, as in PyTorch (plain momentum until rho_t > 5).
+void radam_update(float* master, floatX* copy, float* m, float* v, const float* gradient, const OptimizerStep* step,
+                  size_t n);
+
+// AdamW: Loshchilov & Hutter 2019, same conventions.
+void adamw_update(float* master, floatX* copy, float* m, float* v, const float* gradient, const OptimizerStep* step,
+                  size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,136 @@
+/*
+Host utilities that every other file may use: fatal errors, checked allocation, time, paths, text.
+Contract: anything a user can cause ends in fatal(): one line on stderr, exit status 1. assert() is
+for our own bugs only. Compiles as C11 and as C++.
+*/
+#ifndef UTIL_H
+#define UTIL_H
+
+#include <assert.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef __cplusplus
+#define EXTERN_C extern "C"
+#else
+#define EXTERN_C extern
+#endif
+
+// Called before a fatal exit, so that a run on many ranks can stop all of them. Weak, so that the
+// translation units of a program share one variable without a source file of its own.
+EXTERN_C void (*fatal_hook)(void);
+__attribute__((weak)) void (*fatal_hook)(void);
+
+// Prints "error: MESSAGE" on one line and exits with status 1. Says what, where, expected, what to do.
+__attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const char* format, ...) {
+    fflush(stdout);
+    char message[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    fprintf(stderr, "error: %s\n", message);
+    fflush(stderr);
+    if (fatal_hook) { fatal_hook(); }
+    exit(1);
+}
+
+// Prints "warning: MESSAGE" on one line and goes on.
+__attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {
+    fflush(stdout);
+    va_list args;
+    va_start(args, format);
+    fputs("warning: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+// ----------------------------------------------------------------------------
+// memory
+
+static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// count * size bytes of zeroed host memory; never returns NULL. Release with free().
+static inline void* xcalloc(size_t count, size_t size) {
+    void* p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) { fatal("out of memory: %zu x %zu bytes asked for", count, size); }
+    return p;
+}
+
+static inline void* xrealloc(void* old, size_t bytes) {
+    void* p = realloc(old, bytes ? bytes : 1);
+    if (!p) { fatal("out of memory: %zu bytes asked for", bytes); }
+    return p;
+}
+
+static inline char* xstrdup(const char* s) {
+    size_t n = strlen(s) + 1;
+    return (char*)memcpy(xrealloc(NULL, n), s, n);
+}
+
+// ----------------------------------------------------------------------------
+// time and text
+
+// Seconds on a clock that never goes backwards.
+static inline double wall_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A new string as sprintf would print it; release with free().
+__attribute__((format(printf, 1, 2))) static inline char* text(const char* format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    char* s = (char*)xrealloc(NULL, (size_t)n + 1);
+    va_start(args, format);
+    vsnprintf(s, (size_t)n + 1, format, args);
+    va_end(args);
+    return s;
+}
+
+// "1h02m", "3m20s" or "12s", for time left and time taken; buffer of at least 16 bytes, returned.
+static inline const char* format_duration(char buffer[16], double seconds) {
+    unsigned long s = seconds > 0 && seconds < 3.6e8 ? (unsigned long)(seconds + 0.5) : 0;
+    if (s >= 3600) {
+        snprintf(buffer, 16, "%luh%02lum", s / 3600, s / 60 % 60);
+    } else if (s >= 60) {
+        snprintf(buffer, 16, "%lum%02lus", s / 60, s % 60);
+    } else {
+        snprintf(buffer, 16, "%lus", s);
+    }
+    return buffer;
+}
+
+// ----------------------------------------------------------------------------
+// files
+
+static inline bool file_exists(const char* path) { return access(path, F_OK) == 0; }
+
+// Creates a directory and its parents; an existing one is fine.
+static inline void make_directories(const char* path) {
+    char* p = xstrdup(path);
+    for (char* s = p + 1;; s++) {
+        char c = *s;
+        if (c != '/' && c != '\0') { continue; }
+        *s = '\0';
+        if (mkdir(p, 0777) != 0 && errno != EEXIST) { fatal("cannot create directory %s: %s", p, strerror(errno)); }
+        *s = c;
+        if (c == '\0') { break; }
+    }
+    free(p);
+}
+
+#endif

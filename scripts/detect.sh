@@ -1,0 +1,93 @@
+#!/bin/sh
+# Finds the libraries by compiling a line for each; writes BUILD/config.mk (for make) and BUILD/summary.txt
+# (for people). Stops with one line when something that the programs cannot do without is missing.
+set -u
+build=$1
+tmp=$build/detect
+mkdir -p "$tmp"
+config=$build/config.mk.new summary=$build/summary.txt
+: >"$config"
+: >"$summary"
+defines="" missing="" required=""
+
+# found NAME DESCRIPTION: one line of the summary
+found() { printf '  %-14s %s\n' "$1" "$2" >>"$summary"; }
+
+# links LANGUAGE SOURCE FLAGS...: does this source compile and link?
+links() {
+    language=$1 source=$2
+    shift 2
+    compiler=${CC:-cc}
+    [ "$language" = c++ ] && compiler=${CXX:-c++}
+    printf '%s\n' "$source" >"$tmp/source"
+    $compiler -x "$language" "$tmp/source" -o "$tmp/program" "$@" >"$tmp/log" 2>&1
+}
+
+echo "bam.c is built for the CPU with" >"$summary"
+if ! links c 'int main(void) { return 0; }'; then
+    echo "error: ${CC:-cc} cannot compile a program; run scripts/install_deps.sh or set CC" >&2
+    exit 1
+fi
+found compiler "$(${CC:-cc} --version | head -n 1)"
+
+if links c '#include <omp.h>
+int main(void) { return omp_get_max_threads() < 1; }' -fopenmp; then
+    echo "OPENMP_CFLAGS = -fopenmp
+OPENMP_LIBS = -fopenmp" >>"$config"
+    found OpenMP "all cores"
+else
+    echo "OPENMP_CFLAGS = -Wno-unknown-pragmas" >>"$config"
+    found OpenMP "missing: one core only"
+    missing="$missing libgomp"
+fi
+
+if links c '#include <dnnl.h>
+int main(void) { return dnnl_version()->major; }' -ldnnl; then
+    "$tmp/program"
+    version=$?
+    echo "LIB_DNNL = -ldnnl" >>"$config"
+    found oneDNN "version $version: matrix products"
+else
+    found oneDNN "missing"
+    required="$required libdnnl-dev"
+fi
+
+if links c '#include <cjson/cJSON.h>
+int main(void) { return cJSON_Version() == 0; }' -lcjson; then
+    echo "LIB_CJSON = -lcjson" >>"$config"
+    found cJSON "run folders and metadata"
+else
+    found cJSON "missing"
+    required="$required libcjson-dev"
+fi
+
+if links c++ '#include <sentencepiece_processor.h>
+int main() { sentencepiece::SentencePieceProcessor p; return p.GetPieceSize() != 0; }' -lsentencepiece; then
+    echo "LIB_SENTENCEPIECE = -lsentencepiece" >>"$config"
+    defines="$defines -DHAVE_SENTENCEPIECE"
+    found SentencePiece "tokenizer models"
+else
+    found SentencePiece "missing: only the built-in 'bytes' tokenizer"
+    missing="$missing libsentencepiece-dev"
+fi
+
+if links c '#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+int main(void) { return 0; }' -lcmocka; then
+    found cmocka "tests"
+else
+    found cmocka "missing: no tests"
+    missing="$missing libcmocka-dev"
+fi
+
+echo "CONFIG_DEFINES =$defines" >>"$config"
+rm -rf "$tmp"
+if [ -n "$required" ]; then
+    echo "error: missing$required; run scripts/install_deps.sh (or: apt-get install$required), then make again" >&2
+    exit 1
+fi
+[ -z "$missing" ] || echo "  to install what is missing ($(echo $missing)): scripts/install_deps.sh" >>"$summary"
+mv "$config" "$build/config.mk"
