@@ -26,9 +26,15 @@ EXTERN_C int omp_get_max_threads(void);
 EXTERN_C void* device_malloc(size_t bytes);
 EXTERN_C void device_free(void* p);
 
+// Bytes that device_malloc can still give without others being pushed out.
+EXTERN_C size_t device_memory_available(void);
+
 static inline void device_zero(void* p, size_t bytes) { memset(p, 0, bytes); }
 static inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
 static inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
+static inline void copy_floats_to_host(float* host, const floatX* device, size_t n) {
+    memcpy(host, device, n * sizeof(float));
+}
 static inline void device_synchronize(void) {}
 
 // Checks and applies --device and --dtype; ends the program with one line when the build cannot do it.

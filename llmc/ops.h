@@ -34,10 +34,21 @@ void embedding_backward(float* dwte, const floatX* dout, const int* tokens, void
                         size_t V);
 size_t embedding_workspace(size_t N, size_t V);  // bytes
 
-// For every position of tokens[B,T]: start[B,T], the last position at or before it in its sequence that
-// holds the token bos, else 0; log_count[B,T] = ln(t - start + 1), the logarithm of the number of visible
-// keys. bos < 0: one document per sequence. Overwrites both.
-void document_starts(int* start, float* log_count, const int* tokens, int bos, size_t B, size_t T);
+// For B sequences whose first token stands at `position` (0, or where a cached sequence goes on) in a document
+// that began at `first_start`: start[B,T], the position of the last token bos at or before each token, else
+// first_start; log_count[B,T] = ln(position + t - start + 1), the logarithm of the number of visible keys.
+// bos < 0: documents are not told apart. Overwrites both.
+void document_starts(int* start, float* log_count, const int* tokens, int bos, size_t position, int first_start,
+                     size_t B, size_t T);
+
+// ----------------------------------------------------------------------------
+// copy.c
+
+// out[r*out_stride + c] = inp[r*inp_stride + c] for r < rows, c < columns. Overwrites.
+void copy_columns(floatX* out, size_t out_stride, const floatX* inp, size_t inp_stride, size_t rows, size_t columns);
+
+// copy[n] = master[n] in the precision of the compute copy, rounded to nearest; nothing to do where copy == master.
+void cast_parameters(floatX* copy, const float* master, size_t n);
 
 // ----------------------------------------------------------------------------
 // rmsnorm.c: y = x / sqrt(mean(x^2) + 1e-5) * weight (Zhang & Sennrich 2019)
@@ -156,8 +167,8 @@ double array_sum(const float* x, size_t n);
 double sum_of_squares(const float* x, size_t n);
 
 typedef struct {
-    float learning_rate, beta1, beta2, epsilon, weight_decay;
-    float gradient_scale;     // multiplies every gradient (clipping)
+    double learning_rate, beta1, beta2, epsilon, weight_decay;
+    double gradient_scale;    // multiplies every gradient (clipping)
     unsigned long long step;  // 1 for the first update
     unsigned long long seed;  // of the stochastic rounding of the low-precision copy
 } OptimizerStep;

@@ -114,6 +114,29 @@ static inline const char* format_duration(char buffer[16], double seconds) {
     return buffer;
 }
 
+// "1,234,567"; buffer of at least 32 bytes, returned.
+static inline const char* format_count(char buffer[32], size_t n) {
+    char digits[24];
+    int length = snprintf(digits, sizeof digits, "%zu", n), out = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > 0 && (length - i) % 3 == 0) { buffer[out++] = ','; }
+        buffer[out++] = digits[i];
+    }
+    buffer[out] = '\0';
+    return buffer;
+}
+
+// "1.52 GB", "188 MB"; buffer of at least 16 bytes, returned.
+static inline const char* format_bytes(char buffer[16], size_t bytes) {
+    double megabytes = (double)bytes / 1e6;
+    if (megabytes >= 999.5) {
+        snprintf(buffer, 16, "%.2f GB", megabytes / 1e3);
+    } else {
+        snprintf(buffer, 16, megabytes >= 10 ? "%.0f MB" : "%.2f MB", megabytes);
+    }
+    return buffer;
+}
+
 // ----------------------------------------------------------------------------
 // files
 

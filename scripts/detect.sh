@@ -36,7 +36,7 @@ int main(void) { return omp_get_max_threads() < 1; }' -fopenmp; then
 OPENMP_LIBS = -fopenmp" >>"$config"
     found OpenMP "all cores"
 else
-    echo "OPENMP_CFLAGS = -Wno-unknown-pragmas" >>"$config"
+    echo "OPENMP_CFLAGS = -fopenmp-simd -Wno-unknown-pragmas" >>"$config"
     found OpenMP "missing: one core only"
     missing="$missing libgomp"
 fi

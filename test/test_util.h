@@ -19,6 +19,12 @@ a call ends the program with one line of the right content.
 #include "../llmc/random.h"
 #include "../llmc/util.h"
 
+__attribute__((weak)) void omp_set_num_threads(int);  // absent in a build without OpenMP
+
+static inline void set_threads(int n) {
+    if (omp_set_num_threads) { omp_set_num_threads(n); }
+}
+
 static inline float* random_array(size_t n, double scale, Random* r) {
     float* x = (float*)xcalloc(n, sizeof(float));
     for (size_t i = 0; i < n; i++) { x[i] = (float)(scale * random_normal(r)); }

@@ -1,0 +1,432 @@
+"""The oracle: the transformer of DESIGN.md, section 2, in JAX float64 with automatic differentiation.
+
+It shares no code and no derivation with the C and CUDA sources: the forward pass is written out from
+the mathematics, every gradient comes from jax.grad, and attention is a plain T x T matrix. It writes one
+small model a file to test/fixtures/NAME.safetensors (test/fixtures/README.md lists the contents), which
+the tests load as a checkpoint and compare with what the program computes.
+
+Inputs are rounded to float32 before anything is computed from them, results once at the end.
+
+    pip install jax numpy safetensors
+    python dev/reference.py            # write the fixtures
+    python dev/reference.py --check    # recompute, compare with the files, and verify the oracle itself
+"""
+
+import argparse
+import json
+import math
+import struct
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+jax.config.update("jax_enable_x64", True)
+
+DEFAULTS = dict(
+    encoding="nope", dim=16, n_layers=2, n_heads=2, n_kv_heads=2, ffn_dim=24, vocab_size=40, bos=1,
+    batch=2, seq_len=24, norm_eps=1e-5, ssmax_prior="inside", global_prior=0, no_seq_scale=0,
+    rope_theta=500000.0, sinusoidal_theta=10000.0, sinusoidal_freqs="bam",
+    theta_alpha_trainable=1, theta_beta_trainable=1, theta_mu_trainable=0,
+    optimizer="radam", learning_rate=0.05, prior_lr=0.2, beta1=0.9, beta2=0.95, eps=1e-8,
+    weight_decay=0.1, grad_clip=0.75, steps=3,
+)  # fmt: skip
+
+# Learning rates: RAdam's first five steps are momentum descent, which needs more to move the weights
+# visibly; from the sixth step on, and under AdamW, a step is about learning_rate in every weight.
+CASES = {
+    "nope": dict(dim=24, n_heads=3, n_kv_heads=1, seq_len=17, vocab_size=96),
+    "nope_ssmax": dict(encoding="nope_ssmax", seq_len=33, grad_clip=0.5),
+    "sinusoidal": dict(encoding="sinusoidal", n_heads=1, n_kv_heads=1, learning_rate=0.01, steps=8),
+    "sinusoidal_vaswani": dict(encoding="sinusoidal", sinusoidal_freqs="vaswani", dim=24, n_layers=1),
+    "sinusoidal_ssmax": dict(encoding="sinusoidal_ssmax", sinusoidal_theta=500.0),
+    "rotary": dict(encoding="rotary", dim=96, n_kv_heads=1, n_layers=1, ffn_dim=16, vocab_size=24),
+    "rotary_ssmax": dict(encoding="rotary_ssmax", dim=32, n_heads=4, ffn_dim=16, rope_theta=10000.0),
+    "rotary_ssmax_frozen": dict(encoding="rotary_ssmax", no_seq_scale=1),
+    "alibi": dict(encoding="alibi", dim=96, n_heads=12, n_kv_heads=3, n_layers=1, ffn_dim=16, vocab_size=24),
+    "alibi_ssmax": dict(encoding="alibi_ssmax", dim=32, n_heads=4, n_kv_heads=4, n_layers=1, batch=3),
+    "bam": dict(encoding="bam", dim=96, n_heads=12, n_kv_heads=3, n_layers=1, ffn_dim=16, vocab_size=24),
+    "bam_global": dict(encoding="bam", global_prior=1, dim=24, n_heads=3, n_kv_heads=1, seq_len=31),
+    "bam_mu": dict(encoding="bam", theta_mu_trainable=1, dim=32, n_heads=4, ffn_dim=16),
+    "bam_alibi": dict(encoding="bam", theta_alpha_trainable=0, theta_beta_trainable=0),
+    "bam_ssmax": dict(
+        encoding="bam_ssmax", dim=24, n_heads=3, n_kv_heads=3, learning_rate=0.01, prior_lr=0.02, steps=8
+    ),
+    "bam_ssmax_outside": dict(encoding="bam_ssmax", ssmax_prior="outside", dim=32, n_heads=4, n_kv_heads=1, n_layers=1),
+    "bam_ssmax_mu_global": dict(encoding="bam_ssmax", theta_mu_trainable=1, global_prior=1),
+    "bam_ssmax_adamw": dict(encoding="bam_ssmax", optimizer="adamw", learning_rate=0.01, prior_lr=0.003),
+}
+
+
+def configuration(name):
+    case = dict(DEFAULTS, **CASES[name])
+    case["ssmax"] = case["encoding"].endswith("_ssmax")
+    case["kind"] = case["encoding"].removesuffix("_ssmax")
+    case["head_size"] = case["dim"] // case["n_heads"]
+    return case
+
+
+# ----------------------------------------------------------------------------
+# Inputs: exactly representable in float32; RandomState's stream is the same in every NumPy version
+
+
+def prior_prefixes(case):
+    if case["kind"] != "bam":
+        return []
+    return ["prior."] if case["global_prior"] else [f"layers.{n}.attention.prior." for n in range(case["n_layers"])]
+
+
+def make_prior(case, rng, layer, name):
+    """theta_alpha, theta_beta, theta_mu, spread over the heads. theta_beta is below zero for one head when
+    theta_mu = 0; theta_mu of both signs keeps |delta| away from its kink at every integer distance."""
+    heads = case["n_heads"]
+    alpha = rng.uniform(-1.5, 0.5, heads)
+    beta = rng.uniform(0.3, 1.3, heads)
+    mu = np.zeros(heads)
+    if case["theta_mu_trainable"]:
+        mu = np.resize([0.3, -0.2, -0.65, 0.1], heads) * (-1) ** layer
+    else:
+        beta[1] = -0.25
+    if name == "bam_alibi":  # the log_slope initialisation: equals ALiBi
+        alpha, beta = np.log(alibi_slopes(heads)), np.ones(heads)
+    shape = (1, heads, 1, 1)
+    return {"theta_alpha": alpha.reshape(shape), "theta_beta": beta.reshape(shape), "theta_mu": mu.reshape(shape)}
+
+
+def make_parameters(case, rng, name):
+    dim, kv_dim, ffn = case["dim"], case["n_kv_heads"] * case["head_size"], case["ffn_dim"]
+    params = {"tok_embeddings.weight": rng.standard_normal((case["vocab_size"], dim))}
+
+    def linear(key, rows, columns, gain=1.0):
+        bound = gain / math.sqrt(columns)
+        params[key] = rng.uniform(-bound, bound, (rows, columns))
+
+    for n in range(case["n_layers"]):
+        layer = f"layers.{n}."
+        linear(layer + "attention.wq.weight", dim, dim, 2.0)  # twice the usual: attention far from uniform
+        linear(layer + "attention.wk.weight", kv_dim, dim, 2.0)
+        linear(layer + "attention.wv.weight", kv_dim, dim)
+        linear(layer + "attention.wo.weight", dim, dim)
+        if case["ssmax"]:
+            scale = np.ones(case["n_heads"])
+            if not case["no_seq_scale"]:
+                scale = rng.uniform(0.6, 1.4, case["n_heads"])
+                scale[n % case["n_heads"]] = -0.4
+            params[layer + "attention.seq_scale"] = scale.reshape(1, -1, 1, 1)
+        linear(layer + "feed_forward.w1.weight", ffn, dim)
+        linear(layer + "feed_forward.w2.weight", dim, ffn)
+        linear(layer + "feed_forward.w3.weight", ffn, dim)
+        params[layer + "attention_norm.weight"] = rng.uniform(0.7, 1.3, dim)
+        params[layer + "ffn_norm.weight"] = rng.uniform(0.7, 1.3, dim)
+    for n, prefix in enumerate(prior_prefixes(case)):
+        params |= {prefix + key: value for key, value in make_prior(case, rng, n, name).items()}
+    params["norm.weight"] = rng.uniform(0.7, 1.3, dim)
+    linear("output.weight", case["vocab_size"], dim)
+    return {key: value.astype(np.float32) for key, value in params.items()}
+
+
+def make_tokens(case, rng):
+    """Packed documents. Sequence 0 starts inside a document and holds a document of one token; the others
+    start with BOS; the last position of sequence 1 is a document of its own."""
+    length = case["seq_len"]
+    stream = rng.randint(3, case["vocab_size"], (case["batch"], length + 1))
+    starts = [[5, 9, 10, length // 2 + 5], [0, 3, length - 1], [0]]
+    for row, positions in zip(stream, starts):
+        row[positions] = case["bos"]
+    return stream[:, :-1].astype(np.int32), stream[:, 1:].astype(np.int32)
+
+
+# ----------------------------------------------------------------------------
+# The model
+
+
+def alibi_slopes(heads):
+    """Press et al. 2022 and its published code: for other than a power of two, the slopes of the power of
+    two below, then every second slope of the power of two above."""
+    power = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    extra = [2.0 ** (-8.0 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
+    return np.array((slopes + extra)[:heads])
+
+
+def sinusoidal_embedding(case):
+    """[T,C] (Vaswani et al. 2017): sines in the even channels, cosines in the odd ones."""
+    channel = np.arange(case["dim"])
+    exponent = channel if case["sinusoidal_freqs"] == "bam" else channel - channel % 2
+    phase = np.arange(case["seq_len"])[:, None] * case["sinusoidal_theta"] ** (-exponent / case["dim"])
+    return np.where(channel % 2 == 0, np.sin(phase), np.cos(phase))
+
+
+def rotate(x, theta):
+    """x[B,H,T,HS] (Su et al. 2021): pair m is the complex number (2m, 2m+1), turned by pos * theta^(-2m/HS)."""
+    head_size = x.shape[-1]
+    angle = np.arange(x.shape[2])[:, None] * theta ** (-np.arange(0, head_size, 2) / head_size)
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
+    return jnp.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+
+
+def relative_bias(case, params, n):
+    """P[h,i,j], or None."""
+    distance = np.arange(case["seq_len"])[None, :] - np.arange(case["seq_len"])[:, None]  # j - i
+    if case["kind"] == "alibi":
+        return alibi_slopes(case["n_heads"])[:, None, None] * distance
+    if case["kind"] != "bam":
+        return None
+    prefix = prior_prefixes(case)[0 if case["global_prior"] else n]
+    alpha, beta, mu = (params[prefix + key][0] for key in ("theta_alpha", "theta_beta", "theta_mu"))
+    delta = distance - (jnp.exp(mu) - jnp.exp(-mu))
+    r = delta * jnp.sign(delta) + 1e-5  # not jnp.abs: JAX's derivative of that at 0 is 1, here sign(0) = 0
+    return -jnp.exp(alpha) * r**beta
+
+
+def attention(case, params, n, x, start):
+    length = case["seq_len"]
+
+    def heads(name, count):
+        y = x @ params[f"layers.{n}.attention.{name}.weight"].T
+        return y.reshape(*x.shape[:2], count, case["head_size"]).transpose(0, 2, 1, 3)
+
+    q, k, v = heads("wq", case["n_heads"]), heads("wk", case["n_kv_heads"]), heads("wv", case["n_kv_heads"])
+    if case["kind"] == "rotary":
+        q, k = rotate(q, case["rope_theta"]), rotate(k, case["rope_theta"])
+    group = [h * case["n_kv_heads"] // case["n_heads"] for h in range(case["n_heads"])]
+    k, v = k[:, group], v[:, group]
+
+    position = np.arange(length)
+    visible = (start[:, :, None] <= position) & (position <= position[:, None])  # [B,i,j]
+    count = position - start + 1
+    z = jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"])
+    scale = 1.0
+    if case["ssmax"]:  # Nakanishi 2025
+        scale = params[f"layers.{n}.attention.seq_scale"] * np.log(count)[:, None, :, None]
+    bias = relative_bias(case, params, n)
+    if bias is None:
+        z = scale * z
+    elif case["kind"] == "bam" and case["ssmax_prior"] == "inside":
+        z = scale * (z + bias)
+    else:
+        z = scale * z + bias
+    p = jax.nn.softmax(jnp.where(visible[:, None], z, -jnp.inf), axis=-1)
+    out = jnp.einsum("bhij,bhjd->bihd", p, v).reshape(x.shape)
+    return out @ params[f"layers.{n}.attention.wo.weight"].T
+
+
+def rmsnorm(x, weight, eps):
+    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def document_start(case, tokens):
+    position = np.arange(tokens.shape[1])
+    return np.maximum.accumulate(np.where(tokens == case["bos"], position, 0), axis=1)
+
+
+def forward(case, params, tokens, attend=attention):
+    """Logits [B,T,V]. attend: another implementation of attention, to check this one."""
+    eps, start = case["norm_eps"], document_start(case, tokens)
+    x = params["tok_embeddings.weight"][tokens]
+    if case["kind"] == "sinusoidal":
+        x = x + sinusoidal_embedding(case)
+    for n in range(case["n_layers"]):
+        layer = f"layers.{n}."
+        w1, w2, w3 = (params[f"{layer}feed_forward.{w}.weight"] for w in ("w1", "w2", "w3"))
+        x = x + attend(case, params, n, rmsnorm(x, params[layer + "attention_norm.weight"], eps), start)
+        y = rmsnorm(x, params[layer + "ffn_norm.weight"], eps)
+        x = x + (jax.nn.silu(y @ w1.T) * (y @ w3.T)) @ w2.T
+    return rmsnorm(x, params["norm.weight"], eps) @ params["output.weight"].T
+
+
+def make_loss(case, tokens, targets):
+    """Mean cross-entropy over all tokens, as a function of the parameters."""
+
+    def loss(params):
+        log_p = jax.nn.log_softmax(forward(case, params, tokens), axis=-1)
+        return -jnp.mean(jnp.take_along_axis(log_p, targets[:, :, None], axis=-1))
+
+    return jax.jit(loss)
+
+
+# ----------------------------------------------------------------------------
+# The optimiser
+
+
+def trainable(case, name):
+    if name.endswith("seq_scale"):
+        return not case["no_seq_scale"]
+    leaf = name.rsplit(".", 1)[-1]
+    return bool(case[leaf + "_trainable"]) if leaf.startswith("theta_") else True
+
+
+def global_norm(case, grads):
+    return math.sqrt(sum(float(np.sum(g * g)) for name, g in grads.items() if trainable(case, name)))
+
+
+def direction(case, t, m, v):
+    """The step per unit of learning rate from the moments after step t = 1, 2, ... AdamW: Loshchilov &
+    Hutter 2019. RAdam: Liu et al. 2020, with PyTorch's placing of eps: beside sqrt(v), before bias correction."""
+    correction1, correction2 = 1 - case["beta1"] ** t, 1 - case["beta2"] ** t
+    if case["optimizer"] == "adamw":
+        return (m / correction1) / (np.sqrt(v / correction2) + case["eps"])
+    rho_inf = 2 / (1 - case["beta2"]) - 1
+    rho = rho_inf - 2 * t * case["beta2"] ** t / correction2
+    if rho <= 5:
+        return m / correction1
+    rect = math.sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho))
+    return rect * (m / correction1) * math.sqrt(correction2) / (np.sqrt(v) + case["eps"])
+
+
+def train(case, params, value_and_grad):
+    """Yields (loss, gradient norm, parameters after the update) at every step."""
+    params = dict(params)
+    moments = {name: (np.zeros_like(p), np.zeros_like(p)) for name, p in params.items()}
+    for t in range(1, case["steps"] + 1):
+        loss, grads = value_and_grad(params)
+        norm = global_norm(case, grads)
+        clip = min(1.0, case["grad_clip"] / (norm + 1e-6))
+        for name in filter(lambda name: trainable(case, name), params):
+            rate = case["prior_lr"] if ".theta_" in name else case["learning_rate"]
+            decay = case["weight_decay"] if params[name].ndim == 2 else 0.0  # decoupled; matrices only
+            g, (m, v) = clip * np.asarray(grads[name]), moments[name]
+            m = case["beta1"] * m + (1 - case["beta1"]) * g
+            v = case["beta2"] * v + (1 - case["beta2"]) * g * g
+            moments[name] = m, v
+            params[name] = params[name] * (1 - rate * decay) - rate * direction(case, t, m, v)
+        yield float(loss), norm, dict(params)
+
+
+# ----------------------------------------------------------------------------
+# Fixtures
+
+
+def build(name):
+    """(tensors, metadata) of one fixture, in float64, and what the checks need of it."""
+    case, rng = configuration(name), np.random.RandomState(1000 + list(CASES).index(name))
+    weights = make_parameters(case, rng, name)
+    tokens, targets = make_tokens(case, rng)
+    params = {key: w.astype(np.float64) for key, w in weights.items()}
+    value_and_grad = jax.jit(jax.value_and_grad(make_loss(case, tokens, targets)))
+    loss, grads = value_and_grad(params)
+    logits = jax.jit(lambda p: forward(case, p, tokens))(params)
+    losses, norms, after = zip(*train(case, params, value_and_grad))
+
+    tensors = dict(weights, tokens=tokens, targets=targets, logits=logits, loss=[loss], losses=losses)
+    tensors |= dict({f"grad.{key}": g for key, g in grads.items()}, grad_norm=norms[:1], grad_norms=norms)
+    for step in sorted({3, case["steps"]}):
+        tensors |= {f"step{step}.{key}": p for key, p in after[step - 1].items()}
+    tensors = {key: x if key in ("tokens", "targets") else np.array(x, np.float32) for key, x in tensors.items()}
+    metadata = {key: f"{case[key]:.10g}" if isinstance(case[key], float) else str(case[key]) for key in DEFAULTS}
+    return tensors, metadata, (case, params, tokens, targets, np.asarray(logits), grads)
+
+
+def write(path, tensors, metadata):
+    """The safetensors package leaves the metadata in arbitrary order: sort the header, same size, same file."""
+    data = safetensors.numpy.save(tensors, metadata)
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+# ----------------------------------------------------------------------------
+# Checks of the oracle itself
+
+
+def naive_attention(case, params, n, x, start):
+    """attention() once more, element by element over lists of visible keys: no masks, no broadcasting."""
+    heads, group, size = case["n_heads"], case["n_heads"] // case["n_kv_heads"], case["head_size"]
+    x, get = np.asarray(x), lambda key: np.asarray(params[f"layers.{n}.attention.{key}"])
+    q, k, v = (x @ get(w + ".weight").T for w in ("wq", "wk", "wv"))
+    prior = "prior.theta_" if case["global_prior"] else f"layers.{n}.attention.prior.theta_"
+    out = np.zeros_like(x)
+
+    def bias(h, d):
+        if case["kind"] == "alibi":  # the slopes of 4 heads, of 12 heads, written out
+            return -d * (4.0 ** -(h + 1) if heads == 4 else 2.0 ** -(h + 1) if h < 8 else 2.0 ** -(h - 7.5))
+        if case["kind"] != "bam":
+            return 0.0
+        alpha, beta, mu = (params[prior + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
+        return -math.exp(alpha + beta * math.log(abs(-d - 2 * math.sinh(mu)) + 1e-5))
+
+    def turn(vector, position):
+        result = vector.copy()
+        for m in range(0, size if case["kind"] == "rotary" else 0, 2):
+            angle = position / case["rope_theta"] ** (m / size)
+            result[m] = vector[m] * math.cos(angle) - vector[m + 1] * math.sin(angle)
+            result[m + 1] = vector[m] * math.sin(angle) + vector[m + 1] * math.cos(angle)
+        return result
+
+    for b, i, h in np.ndindex(x.shape[0], x.shape[1], heads):
+        keys = [j for j in range(i + 1) if j >= start[b, i]]
+        columns, kv_columns = (slice(head * size, (head + 1) * size) for head in (h, h // group))
+        query = turn(q[b, i, columns], i)
+        g = get("seq_scale")[0, h, 0, 0] * math.log(len(keys)) if case["ssmax"] else 1.0
+        inside = case["kind"] == "bam" and case["ssmax_prior"] == "inside"
+        z = []
+        for j in keys:
+            a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5
+            z.append(g * (a + bias(h, i - j)) if inside else g * a + bias(h, i - j))
+        p = [math.exp(y - max(z)) for y in z]
+        for j, weight in zip(keys, p):
+            out[b, i, columns] += weight / sum(p) * v[b, j, kv_columns]
+    return out @ get("wo.weight").T
+
+
+def verify(case, params, tokens, targets, logits, grads):
+    """Relative errors: of the logits against naive_attention; the largest of a gradient against differences of
+    fourth order along a random direction; the same for theta_mu = 0, a kink rounded off below 1e-5 only."""
+    naive = np.asarray(forward(case, params, tokens, naive_attention))
+    loss, rng, errors = make_loss(case, tokens, targets), np.random.RandomState(7), {False: [0.0], True: [0.0]}
+    for name, grad in grads.items():
+        kink = name.endswith("theta_mu") and not np.any(params[name])
+        u, h = rng.standard_normal(grad.shape), 1e-9 if kink else 1e-4
+        f = [float(loss(params | {name: params[name] + step * h * u})) for step in (-2, -1, 1, 2)]
+        slope = (8 * (f[2] - f[1]) - (f[3] - f[0])) / (12 * h)
+        errors[kink].append(abs(slope - np.sum(grad * u)) / np.linalg.norm(grad))
+    return np.max(np.abs(naive - logits)) / np.max(np.abs(logits)), max(errors[False]), max(errors[True])
+
+
+def compare(path, tensors, metadata):
+    """Names of what differs from the file: more than the last bit of a float32, or any input."""
+    with safetensors.safe_open(path, "numpy") as file:
+        stored, found = {key: file.get_tensor(key) for key in file.keys()}, file.metadata()
+    wrong = [] if found == metadata else ["__metadata__"]
+    wrong += sorted(stored.keys() ^ tensors.keys())
+    for key in stored.keys() & tensors.keys():
+        a, b = stored[key], tensors[key]
+        if a.shape != b.shape or a.dtype != b.dtype or not np.allclose(a, b, rtol=2.5e-7, atol=1e-12):
+            wrong.append(key)
+    return wrong
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "test/fixtures")
+    parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    failed = False
+    for name in CASES:
+        tensors, metadata, rest = build(name)
+        losses, norms, path = tensors["losses"], tensors["grad_norms"], args.out / f"{name}.safetensors"
+        print(f"{name:20s} ln V {math.log(rest[0]['vocab_size']):.2f}, loss {losses[0]:.3f} -> ", end="")
+        print(f"{losses[-1]:.3f}, norm {norms[0]:.3f} -> {norms[-1]:.3f} (clip {metadata['grad_clip']})", end="")
+        if args.check:
+            wrong = compare(path, tensors, metadata) if path.exists() else ["no such file"]
+            errors = verify(*rest)
+            if not all(error < limit for error, limit in zip(errors, (1e-12, 1e-6, 1e-2))):
+                wrong.append("the oracle disagrees with itself")
+            failed |= bool(wrong)
+            print(", errors {:.0e} {:.0e} {:.0e}: ".format(*errors), f"{path}: {wrong}" if wrong else "ok", flush=True)
+        else:
+            write(path, tensors, metadata)
+            print(f", {path.stat().st_size // 1024} KB", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,576 @@
+/*
+Fused causal attention on the CPU, backward: weights are recomputed tile by tile from lse (Dao et al. 2022,
+algorithm 4). Contract in ops.h; kernels in attention_tile.h.
+
+With p the weights, D_i = dout_i.out_i and dZ_ij = p_ij (dout_i.v_j - D_i):
+dv_j = sum_i p_ij dout_i, dq_i = g_i / sqrt(HS) sum_j dZ_ij k_j, dk_j = sum_i dZ_ij g_i q_i / sqrt(HS).
+With the bias inside the scale, E(d) = sum over i - j = d of dZ_ij ln n_i gives dP(d) = s E(d) and the bias's
+part of ds, sum_d P(d) E(d); q's part is sum_i ln n_i q_i.(dq_i without g_i). One-key rows have dZ = 0.
+
+Every sum has one order, whatever the number of threads: for each query head in turn key tiles ascend, and
+for each key tile query tiles ascend. A thread takes a whole key/value head, or, when heads are few, key
+tiles: it then waits at each query tile until the key tile before its own has passed there. That keeps the
+order of dq, and of dP too: tiles that meet on a diagonal are passed in the order of their keys, and threads
+inside the same head are always at least one key tile and one query tile apart, so on different diagonals.
+*/
+#include <sched.h>
+
+#include "attention_tile.h"
+
+// Beyond this |lse|, rounding lse to fp32 would show in the weights (half an ulp of 64 is 2e-6): the softmax
+// of such rows is computed again instead.
+static const float LSE_LIMIT = 64.0f;
+
+// What is kept of one key/value head.
+typedef struct {
+    float *keys, *keys_transposed, *values_transposed;  // [key_tiles] tiles
+    float *dkeys, *dvalues;                             // [key_tiles] tiles of rows
+} KeyBuffers;
+
+// What is kept of one query head; rows of all queries, up to a multiple of QUERY_TILE.
+typedef struct {
+    float *q, *dout, *dq;              // [rows][D]; q as in QueryTile; dq without its factor g / sqrt(HS)
+    float *reference, *delta, *scale;  // [rows]: log2 of the softmax's denominator, D_i, g_i
+} RowBuffers;
+
+typedef struct {
+    float *weights, *dscores;  // [QUERY_TILE][SCORE_STRIDE], inside the margin of one vector
+    float *sum, *reference;    // of one row block, to compute a softmax again
+} BackwardScratch;
+
+typedef struct {
+    const AttentionInput* in;
+    floatX *dq, *dk, *dv;
+    float *dbias, *dseq_scale;
+    const floatX *dout, *out;
+    const float* lse;
+    size_t D, group, key_tiles, query_tiles, slots;
+    bool shared;
+    float *bias_tables, *dbias_tables;  // [NH] and [B * NH] reversed tables
+    float* dscale;                      // [B * NH][query_tiles]: q's part of dseq_scale
+    size_t* progress;                   // [slots][key_tiles]: query tiles passed, over all heads of the group
+    float *key_buffers, *row_buffers, *scratch;
+    size_t key_floats, row_floats, scratch_floats;
+    size_t floats;  // of workspace
+} Backward;
+
+// ----------------------------------------------------------------------------
+// workspace
+
+static KeyBuffers take_keys(Arena* arena, const Backward* w) {
+    size_t floats = w->key_tiles * KEY_TILE * w->D;
+    KeyBuffers k;
+    k.keys = take(arena, floats);
+    k.keys_transposed = take(arena, floats);
+    k.values_transposed = take(arena, floats);
+    k.dkeys = take(arena, floats);
+    k.dvalues = take(arena, floats);
+    return k;
+}
+
+static RowBuffers take_rows(Arena* arena, const Backward* w) {
+    size_t rows = w->query_tiles * QUERY_TILE;
+    RowBuffers r;
+    r.q = take(arena, rows * w->D);
+    r.dout = take(arena, rows * w->D);
+    r.dq = take(arena, rows * w->D);
+    r.reference = take(arena, rows);
+    r.delta = take(arena, rows);
+    r.scale = take(arena, rows);
+    return r;
+}
+
+static BackwardScratch take_backward_scratch(Arena* arena) {
+    BackwardScratch s;
+    s.weights = take(arena, QUERY_TILE * SCORE_STRIDE);
+    s.dscores = take(arena, QUERY_TILE * SCORE_STRIDE);
+    s.sum = take(arena, ROW_BLOCK * LANES);
+    s.reference = take(arena, ROW_BLOCK);
+    if (s.weights) { s.weights += LANES, s.dscores += LANES; }
+    return s;
+}
+
+static size_t table_floats(const AttentionInput* in) { return in->Tk + 2 * TABLE_MARGIN; }
+
+static Backward plan_backward(const AttentionInput* in, void* workspace) {
+    Backward w;
+    memset(&w, 0, sizeof w);
+    w.in = in;
+    w.D = packed_columns(in), w.group = in->NH / in->NKV;
+    w.key_tiles = (in->Tk + KEY_TILE - 1) / KEY_TILE;
+    w.query_tiles = (in->Tq + QUERY_TILE - 1) / QUERY_TILE;
+    w.shared = share_heads(in), w.slots = head_slots(in);
+    Arena keys = {NULL, 0}, rows = {NULL, 0}, scratch = {NULL, 0}, arena = {(float*)workspace, 0};
+    take_keys(&keys, &w), take_rows(&rows, &w), take_backward_scratch(&scratch);
+    w.key_floats = keys.used, w.row_floats = rows.used, w.scratch_floats = scratch.used;
+    w.bias_tables = take(&arena, in->NH * table_floats(in));
+    w.dbias_tables = take(&arena, in->B * in->NH * table_floats(in));
+    w.dscale = take(&arena, in->B * in->NH * w.query_tiles);
+    w.progress = (size_t*)take(&arena, w.slots * w.key_tiles * sizeof(size_t) / sizeof(float));
+    w.key_buffers = take(&arena, w.slots * w.key_floats);
+    w.row_buffers = take(&arena, w.slots * (w.shared ? w.group : 1) * w.row_floats);
+    w.scratch = take(&arena, attention_threads() * w.scratch_floats);
+    w.floats = arena.used;
+    return w;
+}
+
+size_t attention_backward_bytes(const AttentionInput* in) { return plan_backward(in, NULL).floats * sizeof(float); }
+
+static KeyBuffers slot_keys(const Backward* w, size_t slot) {
+    Arena arena = {w->key_buffers + slot * w->key_floats, 0};
+    return take_keys(&arena, w);
+}
+
+static RowBuffers slot_rows(const Backward* w, size_t slot) {
+    Arena arena = {w->row_buffers + slot * w->row_floats, 0};
+    return take_rows(&arena, w);
+}
+
+static BackwardScratch thread_scratch(const Backward* w) {
+    Arena arena = {w->scratch + thread_number() * w->scratch_floats, 0};
+    return take_backward_scratch(&arena);
+}
+
+// ----------------------------------------------------------------------------
+// packing and unpacking
+
+INLINE void pack_keys(size_t D, size_t HS, const AttentionInput* in, const KeyBuffers* k, size_t at, size_t first,
+                      size_t count) {
+    pack_rows(k->keys + at, in->k + first, in->kv_stride, count, D, HS);
+    pack_transposed(k->keys_transposed + at, in->k + first, in->kv_stride, count, D, HS);
+    pack_transposed(k->values_transposed + at, in->v + first, in->kv_stride, count, D, HS);
+    memset(k->dkeys + at, 0, KEY_TILE * D * sizeof(float));
+    memset(k->dvalues + at, 0, KEY_TILE * D * sizeof(float));
+}
+
+static void open_key_tile(const Backward* w, const KeyBuffers* k, size_t batch, size_t kv_head, size_t tile) {
+    const AttentionInput* in = w->in;
+    size_t key = tile * KEY_TILE, first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
+    WITH_HEAD_SIZE(pack_keys, w->D, in->HS, in, k, key * w->D, first, min_size(in->Tk - key, KEY_TILE));
+}
+
+INLINE void write_keys(size_t D, size_t HS, const Backward* w, const KeyBuffers* k, size_t first, size_t key,
+                       size_t count) {
+    for (size_t j = 0; j < count; j++) {
+        size_t at = first + j * w->in->kv_stride, row = (key + j) * D;
+        for (size_t d = 0; d < D; d += LANES) {
+            store_head(w->dk + at, d, HS, load(k->dkeys + row + d) * LN_2);  // the packed queries carry log2(e)
+            store_head(w->dv + at, d, HS, load(k->dvalues + row + d));
+        }
+    }
+}
+
+static void close_key_tile(const Backward* w, const KeyBuffers* k, size_t batch, size_t kv_head, size_t tile) {
+    const AttentionInput* in = w->in;
+    size_t key = tile * KEY_TILE, first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
+    WITH_HEAD_SIZE(write_keys, w->D, in->HS, w, k, first, key, min_size(in->Tk - key, KEY_TILE));
+}
+
+static size_t output_row(const Head* head, size_t query) {
+    const AttentionInput* in = head->in;
+    return ((head->batch * in->Tq + query) * in->NH + head->query_head) * in->HS;
+}
+
+// Packs dout and sets D_i and the reference of the rows of one query tile; dq = 0.
+INLINE void pack_outputs(size_t D, size_t HS, const Backward* w, const Head* head, const RowBuffers* rows,
+                         size_t first) {
+    const AttentionInput* in = w->in;
+    const float* lse = w->lse + (head->batch * in->NH + head->query_head) * in->Tq;
+    for (size_t i = first; i < first + QUERY_TILE; i++) {
+        bool real = i < in->Tq;
+        size_t at = output_row(head, real ? i : 0);
+        Vector delta = splat(0.0f);
+        for (size_t d = 0; d < D; d += LANES) {
+            Vector dout = real ? load_head(w->dout + at, d, HS) : splat(0.0f);
+            delta += dout * load_head(w->out + at, d, HS);
+            store(rows->dout + i * D + d, dout);
+            store(rows->dq + i * D + d, splat(0.0f));
+        }
+        rows->delta[i] = real ? sum_lanes(delta) : 0.0f;
+        rows->reference[i] = real ? lse[i] * LOG2_E : INFINITY;  // padding rows have weight 0
+    }
+}
+
+// Rows of a block whose lse is too large: the reference becomes their exact running one, and the division by
+// the sum of weights is multiplied into dout and D, which enter every gradient once.
+static void recompute_softmax(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
+                              QueryTile* block, const bool* wanted) {
+    BackwardScratch scratch = thread_scratch(w);
+    block->sum = scratch.sum, block->reference = scratch.reference;
+    reset_softmax(block, w->D);
+    size_t end = head->offset + block->first + block->count;
+    for (size_t key = first_visible(head, block->first) / KEY_TILE * KEY_TILE; key < end; key += KEY_TILE) {
+        softmax_block(head, w->D, block, 0, key, k->keys_transposed + key * w->D, scratch.weights);
+    }
+    for (size_t r = 0; r < block->count; r++) {
+        if (!wanted[r]) { continue; }
+        size_t i = block->first + r;
+        float normalizer = 1.0f / sum_lanes(load(block->sum + r * LANES));
+        rows->reference[i] = block->reference[r];
+        rows->delta[i] *= normalizer;
+        for (size_t d = 0; d < w->D; d += LANES) {
+            float* dout = rows->dout + i * w->D + d;
+            store(dout, load(dout) * normalizer);
+        }
+    }
+}
+
+static void open_query_tile(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
+                            size_t tile) {
+    const AttentionInput* in = w->in;
+    const float* lse = w->lse + (head->batch * in->NH + head->query_head) * in->Tq;
+    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->Tq);
+    WITH_HEAD_SIZE(pack_outputs, w->D, in->HS, w, head, rows, first);
+    for (size_t i = first; i < first + QUERY_TILE; i += ROW_BLOCK) {
+        QueryTile block;
+        memset(&block, 0, sizeof block);
+        block.first = i, block.count = i < end ? min_size(end - i, ROW_BLOCK) : 0;
+        block.q = rows->q + i * w->D, block.scale = rows->scale + i;
+        if (block.count == 0) {
+            memset(block.q, 0, ROW_BLOCK * w->D * sizeof(float));
+            memset(block.scale, 0, ROW_BLOCK * sizeof(float));
+            continue;
+        }
+        WITH_HEAD_SIZE(pack_queries, w->D, in->HS, head, &block);
+        bool wanted[ROW_BLOCK], any = false;
+        for (size_t r = 0; r < block.count; r++) {
+            wanted[r] = fabsf(lse[i + r]) > LSE_LIMIT && !sees_one_key(head, i + r);
+            any = any || wanted[r];
+        }
+        if (any) { recompute_softmax(w, head, k, rows, &block, wanted); }
+    }
+}
+
+// Writes dq of queries first..end-1 and returns q's part of the gradient of seq_scale.
+INLINE void write_queries(size_t D, size_t HS, const Backward* w, const Head* head, const RowBuffers* rows,
+                          size_t first, size_t end, float* dscale) {
+    float scale = 1.0f / sqrtf((float)HS);
+    double sum = 0;
+    for (size_t i = first; i < end; i++) {
+        const float* q = query_row(head, i);
+        float* dq = w->dq + (q - w->in->q);
+        Vector dot = splat(0.0f);
+        for (size_t d = 0; d < D; d += LANES) {
+            Vector x = load(rows->dq + i * D + d);
+            dot += x * load_head(q, d, HS);
+            store_head(dq, d, HS, x * (rows->scale[i] * scale));
+        }
+        if (head->log_count) { sum += (double)(sum_lanes(dot) * scale) * (double)head->log_count[i]; }
+    }
+    *dscale = (float)sum;
+}
+
+static void close_query_tile(const Backward* w, const Head* head, const RowBuffers* rows, size_t tile) {
+    const AttentionInput* in = w->in;
+    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->Tq);
+    float* dscale = w->dscale + (head->batch * in->NH + head->query_head) * w->query_tiles + tile;
+    WITH_HEAD_SIZE(write_queries, w->D, in->HS, w, head, rows, first, end, dscale);
+}
+
+// ----------------------------------------------------------------------------
+// one query tile against one key tile
+
+typedef struct {
+    size_t key, first;           // first key and first query
+    size_t live_low, live_high;  // rows of the tile with anything visible
+    float *weights, *dscores;    // [QUERY_TILE][SCORE_STRIDE]
+} TilePair;
+
+// One visible key: weight 1 there, no gradient of the score.
+static void one_key_row(float* weights, float* dscores, size_t column) {
+    memset(weights, 0, KEY_TILE * sizeof(float));
+    memset(dscores, 0, KEY_TILE * sizeof(float));
+    weights[column] = 1.0f;
+}
+
+// In place: scores become weights, dout.v becomes dZ; columns from `vectors` on become 0.
+INLINE void differentiate_row(float* weights, float* dscores, size_t vectors, float reference, float delta) {
+    UNROLL for (size_t n = 0; n < TILE_VECTORS; n++) {
+        Vector p = splat(0.0f), dz = splat(0.0f);
+        if (n < vectors) {
+            p = vector_exp2(load(weights + n * LANES) - reference);
+            dz = p * (load(dscores + n * LANES) - delta);
+        }
+        store(weights + n * LANES, p);
+        store(dscores + n * LANES, dz);
+    }
+}
+
+// The same where a part of the row is invisible.
+static void differentiate_masked_row(const Head* head, size_t query, size_t key, float* weights, float* dscores,
+                                     float reference, float delta) {
+    Columns c = visible_columns(head, query, query, key);
+    if (sees_one_key(head, query) && c.low < c.high) {
+        one_key_row(weights, dscores, c.low);
+        return;
+    }
+    for (size_t n = 0; n < KEY_TILE; n += LANES) {
+        Vector p = vector_exp2(keep_columns(load(weights + n), n, c.low, c.high, -INFINITY) - reference);
+        Vector dz = p * (load(dscores + n) - delta);
+        store(weights + n, p);
+        store(dscores + n, keep_columns(dz, n, c.low, c.high, 0.0f));
+    }
+}
+
+// Weights and dZ of all live rows, and their part of dq.
+INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Head* head, const KeyBuffers* k,
+                               const RowBuffers* rows, TilePair* pair, Prefetch* prefetch) {
+    size_t Tq = w->in->Tq, at = pair->key * D;
+    pair->live_low = pair->live_high = 0;
+    for (size_t r = 0; r < QUERY_TILE && pair->first + r < Tq; r += ROW_BLOCK) {
+        size_t first = pair->first + r, last = min_size(first + ROW_BLOCK, Tq) - 1;
+        Columns c = visible_columns(head, first, last, pair->key);
+        if (c.low >= c.high) {
+            if (pair->live_high > 0) { break; }
+            continue;
+        }
+        if (pair->live_high == 0) { pair->live_low = r; }
+        pair->live_high = r + ROW_BLOCK;
+        size_t vectors = (c.high + LANES - 1) / LANES;
+        float *weights = pair->weights + r * SCORE_STRIDE, *dscores = pair->dscores + r * SCORE_STRIDE;
+        prefetch_rows(prefetch, 2, HS);
+        score_rows(head, D, weights, vectors, first, pair->key, rows->q + first * D, rows->scale + first,
+                   k->keys_transposed + at);
+        score_block(vectors, D, dscores, rows->dout + first * D, k->values_transposed + at, NULL, NULL);
+        for (size_t u = 0; u < ROW_BLOCK; u++, weights += SCORE_STRIDE, dscores += SCORE_STRIDE) {
+            float reference = rows->reference[first + u], delta = rows->delta[first + u];
+            if (c.masked) {
+                size_t query = min_size(first + u, last);
+                differentiate_masked_row(head, query, pair->key, weights, dscores, reference, delta);
+            } else {
+                differentiate_row(weights, dscores, vectors, reference, delta);
+            }
+        }
+        accumulate_rows(ROW_BLOCK, D, rows->dq + first * D, c.high - c.low, pair->dscores + r * SCORE_STRIDE + c.low,
+                        SCORE_STRIDE, 1, k->keys + at + c.low * D);
+    }
+}
+
+// dk += dZ^T q and dv += weights^T dout, a few keys at a time; q and dout are those of the tile's first row.
+INLINE void accumulate_keys(const Head* head, size_t D, const TilePair* pair, const float* q, const float* dout,
+                            float* dkeys, float* dvalues) {
+    for (size_t c = 0; c < KEY_TILE; c += ROW_BLOCK) {
+        size_t position = head->offset + pair->first, low = pair->live_low;
+        if (pair->key + c > position + low) { low = pair->key + c - position; }  // earlier queries do not see it
+        if (low >= pair->live_high) { break; }
+        size_t depth = pair->live_high - low;
+        const float *weights = pair->weights + low * SCORE_STRIDE + c, *dz = pair->dscores + low * SCORE_STRIDE + c;
+        float *dvalue = dvalues + c * D, *dkey = dkeys + c * D;
+        if (c + ROW_BLOCK <= KEY_TILE) {
+            accumulate_rows(ROW_BLOCK, D, dvalue, depth, weights, 1, SCORE_STRIDE, dout + low * D);
+            accumulate_rows(ROW_BLOCK, D, dkey, depth, dz, 1, SCORE_STRIDE, q + low * D);
+        } else {
+            accumulate_rows(KEY_TILE % ROW_BLOCK, D, dvalue, depth, weights, 1, SCORE_STRIDE, dout + low * D);
+            accumulate_rows(KEY_TILE % ROW_BLOCK, D, dkey, depth, dz, 1, SCORE_STRIDE, q + low * D);
+        }
+    }
+}
+
+// table[j - i] += dZ_ij (times ln n_i), one vector of neighbouring diagonals at a time: row r of the diagonals
+// from e on lies at column e + r, so the sums stay in registers. The margins of the rows are 0.
+static void accumulate_diagonals(const Head* head, const TilePair* pair, const float* row_factor, float* table) {
+    size_t rows = min_size(pair->live_high, head->in->Tq - pair->first);
+    ptrdiff_t live_low = (ptrdiff_t)pair->live_low, live_high = (ptrdiff_t)rows;
+    float* origin = table - (head->offset + pair->first) + pair->key;
+    for (ptrdiff_t e = -(ptrdiff_t)round_up(rows - 1, LANES); e < KEY_TILE; e += LANES) {
+        ptrdiff_t low = -e - LANES + 1 > live_low ? -e - LANES + 1 : live_low;
+        ptrdiff_t high = KEY_TILE - e < live_high ? KEY_TILE - e : live_high;
+        if (low >= high) { continue; }
+        Vector sum = splat(0.0f);
+        for (ptrdiff_t r = low; r < high; r++) {
+            Vector dz = load(pair->dscores + r * (SCORE_STRIDE + 1) + e);
+            sum += row_factor ? dz * row_factor[pair->first + (size_t)r] : dz;
+        }
+        store(origin + e, load(origin + e) + sum);
+    }
+}
+
+INLINE void differentiate_pair(size_t D, size_t HS, const Backward* w, const Head* head, const KeyBuffers* k,
+                               const RowBuffers* rows, TilePair* pair, Prefetch* prefetch) {
+    differentiate_rows(D, HS, w, head, k, rows, pair, prefetch);
+    if (pair->live_high == 0) { return; }
+    accumulate_keys(head, D, pair, rows->q + pair->first * D, rows->dout + pair->first * D, k->dkeys + pair->key * D,
+                    k->dvalues + pair->key * D);
+    if (!head->bias) { return; }
+    const float* row_factor = w->in->bias_inside ? head->log_count : NULL;
+    size_t table = (head->batch * w->in->NH + head->query_head) * table_floats(w->in);
+    accumulate_diagonals(head, pair, row_factor, w->dbias_tables + table + TABLE_MARGIN + w->in->Tk - 1);
+}
+
+static void backward_pair(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
+                          size_t key_tile, size_t query_tile, Prefetch* prefetch) {
+    BackwardScratch scratch = thread_scratch(w);
+    TilePair pair = {key_tile * KEY_TILE, query_tile * QUERY_TILE, 0, 0, scratch.weights, scratch.dscores};
+    WITH_HEAD_SIZE(differentiate_pair, w->D, w->in->HS, w, head, k, rows, &pair, prefetch);
+}
+
+// ----------------------------------------------------------------------------
+// sharing out the work
+
+// Query tiles first..end-1 see something of a key tile: start never decreases.
+static size_t first_query_tile(size_t key_tile) { return key_tile * KEY_TILE / QUERY_TILE; }
+
+static bool tile_is_seen(const Head* head, size_t key_tile, size_t query_tile) {
+    return first_visible(head, query_tile * QUERY_TILE) < (key_tile + 1) * KEY_TILE;
+}
+
+// The rows that the thread reads after this head.
+static Prefetch prefetch_next(const Backward* w, size_t batch, size_t query_head, bool more) {
+    const AttentionInput* in = w->in;
+    Prefetch prefetch;
+    memset(&prefetch, 0, sizeof prefetch);
+    query_head++;
+    if (query_head == in->NH) { query_head = 0, batch++; }
+    if (batch == in->B || (!more && query_head % w->group == 0)) { return prefetch; }
+    size_t output = (batch * in->Tq * in->NH + query_head) * in->HS;
+    prefetch.end = in->Tq;
+    prefetch_add(&prefetch, in->q + batch * in->q_batch + query_head * in->HS, in->q_stride);
+    prefetch_add(&prefetch, w->out + output, in->NH * in->HS);
+    prefetch_add(&prefetch, w->dout + output, in->NH * in->HS);
+    if (query_head % w->group == 0) {
+        size_t first = kv_offset(in, batch, query_head / w->group);
+        prefetch_add(&prefetch, in->k + first, in->kv_stride);
+        prefetch_add(&prefetch, in->v + first, in->kv_stride);
+    }
+    return prefetch;
+}
+
+static void backward_private(const Backward* w, size_t kv, bool more) {
+    size_t batch = kv / w->in->NKV, kv_head = kv % w->in->NKV;
+    KeyBuffers k = slot_keys(w, thread_number());
+    RowBuffers rows = slot_rows(w, thread_number());
+    for (size_t j = 0; j < w->key_tiles; j++) { open_key_tile(w, &k, batch, kv_head, j); }
+    for (size_t h = kv_head * w->group; h < (kv_head + 1) * w->group; h++) {
+        Head head = make_head(w->in, batch, h, w->bias_tables);
+        Prefetch prefetch = prefetch_next(w, batch, h, more);
+        for (size_t i = 0; i < w->query_tiles; i++) { open_query_tile(w, &head, &k, &rows, i); }
+        for (size_t j = 0; j < w->key_tiles; j++) {
+            for (size_t i = first_query_tile(j); i < w->query_tiles && tile_is_seen(&head, j, i); i++) {
+                backward_pair(w, &head, &k, &rows, j, i, &prefetch);
+            }
+        }
+        for (size_t i = 0; i < w->query_tiles; i++) { close_query_tile(w, &head, &rows, i); }
+    }
+    for (size_t j = 0; j < w->key_tiles; j++) { close_key_tile(w, &k, batch, kv_head, j); }
+}
+
+// One key tile against all its query tiles, each after the key tile before it has passed there.
+static void backward_key_tile(const Backward* w, size_t slot, size_t key_tile) {
+    const AttentionInput* in = w->in;
+    size_t batch = slot / in->NKV, kv_head = slot % in->NKV;
+    KeyBuffers k = slot_keys(w, slot);
+    size_t *progress = w->progress + slot * w->key_tiles + key_tile, passed = 0;
+    Prefetch nothing;
+    memset(&nothing, 0, sizeof nothing);
+    for (size_t g = 0; g < w->group; g++) {
+        Head head = make_head(in, batch, kv_head * w->group + g, w->bias_tables);
+        RowBuffers rows = slot_rows(w, slot * w->group + g);
+        for (size_t i = first_query_tile(key_tile); i < w->query_tiles && tile_is_seen(&head, key_tile, i); i++) {
+            passed = g * w->query_tiles + i + 1;
+            while (key_tile > 0 && __atomic_load_n(progress - 1, __ATOMIC_ACQUIRE) < passed) { sched_yield(); }
+            backward_pair(w, &head, &k, &rows, key_tile, i, &nothing);
+            __atomic_store_n(progress, passed, __ATOMIC_RELEASE);
+        }
+        passed = (g + 1) * w->query_tiles;
+        __atomic_store_n(progress, passed, __ATOMIC_RELEASE);
+    }
+    close_key_tile(w, &k, batch, kv_head, key_tile);
+}
+
+static void backward_shared(const Backward* w) {
+    const AttentionInput* in = w->in;
+    size_t key_work = w->slots * w->key_tiles, query_work = in->B * in->NH * w->query_tiles;
+    memset(w->progress, 0, key_work * sizeof(size_t));
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < key_work; n++) {
+        size_t slot = n / w->key_tiles;
+        KeyBuffers k = slot_keys(w, slot);
+        open_key_tile(w, &k, slot / in->NKV, slot % in->NKV, n % w->key_tiles);
+    }
+#pragma omp parallel for schedule(dynamic)
+    for (size_t n = 0; n < query_work; n++) {
+        size_t h = n / w->query_tiles;
+        Head head = make_head(in, h / in->NH, h % in->NH, w->bias_tables);
+        KeyBuffers k = slot_keys(w, h / w->group);
+        RowBuffers rows = slot_rows(w, h);
+        open_query_tile(w, &head, &k, &rows, n % w->query_tiles);
+    }
+    // key tiles are taken in ascending order, so whatever a thread waits for is already being worked on
+    size_t taken = 0;
+#pragma omp parallel
+    for (size_t n; (n = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED)) < key_work;) {
+        backward_key_tile(w, n % w->slots, n / w->slots);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < query_work; n++) {
+        size_t h = n / w->query_tiles;
+        Head head = make_head(in, h / in->NH, h % in->NH, w->bias_tables);
+        RowBuffers rows = slot_rows(w, h);
+        close_query_tile(w, &head, &rows, n % w->query_tiles);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// sums over sequences
+
+// The bias's part of the gradient of seq_scale, sum_d P(d) E(d). The sum of E is 0 (softmax ignores a shift of
+// its row), so P is taken from its mean under |E|: rounding noise is not multiplied by a bias far from 0.
+static double bias_part_of_scale(const float* bias, const float* E, size_t T) {
+    double weight = 0, mean = 0, sum = 0;
+    for (size_t d = 0; d < T; d++) {
+        double e = fabs((double)E[d]);
+        weight += e, mean += e * (double)bias[d];
+    }
+    mean = weight > 0 ? mean / weight : 0;
+    for (size_t d = 0; d < T; d++) { sum += ((double)bias[d] - mean) * (double)E[d]; }
+    return sum;
+}
+
+static void finish_head(const Backward* w, size_t h) {
+    const AttentionInput* in = w->in;
+    bool scaled = in->seq_scale && in->bias_inside;
+    double dscale = 0;
+    for (size_t b = 0; in->seq_scale && b < in->B; b++) {
+        for (size_t i = 0; i < w->query_tiles; i++) {
+            dscale += (double)w->dscale[(b * in->NH + h) * w->query_tiles + i];
+        }
+    }
+    if (in->bias) {
+        float* dbias = w->dbias + h * in->bias_stride;
+        for (size_t d = 0; d < in->Tk; d++) {
+            float sum = 0.0f;
+            for (size_t b = 0; b < in->B; b++) {
+                sum += w->dbias_tables[(b * in->NH + h) * table_floats(in) + TABLE_MARGIN + in->Tk - 1 - d];
+            }
+            dbias[d] = sum;
+        }
+        if (scaled) {
+            dscale += bias_part_of_scale(in->bias + h * in->bias_stride, dbias, in->Tk);
+            for (size_t d = 0; d < in->Tk; d++) { dbias[d] *= in->seq_scale[h]; }
+        }
+    }
+    if (in->seq_scale) { w->dseq_scale[h] += (float)dscale; }
+}
+
+void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* dbias, float* dseq_scale, const floatX* dout,
+                        const floatX* out, const float* lse, const AttentionInput* in, void* workspace) {
+    assert(in->Tq == in->Tk);
+    Backward w = plan_backward(in, workspace);
+    w.dq = dq, w.dk = dk, w.dv = dv, w.dbias = dbias, w.dseq_scale = dseq_scale;
+    w.dout = dout, w.out = out, w.lse = lse;
+    if (in->bias) {
+        reverse_bias_tables(w.bias_tables, in);
+        memset(w.dbias_tables, 0, in->B * in->NH * table_floats(in) * sizeof(float));
+    }
+    memset(w.scratch, 0, attention_threads() * w.scratch_floats * sizeof(float));
+    if (w.shared) {
+        backward_shared(&w);
+    } else {
+        size_t heads = in->B * in->NKV, chunk = heads / (4 * attention_threads());
+        chunk = chunk ? chunk : 1;
+#pragma omp parallel for schedule(dynamic, chunk)
+        for (size_t kv = 0; kv < heads; kv++) { backward_private(&w, kv, (kv + 1) % chunk != 0); }
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < in->NH; h++) { finish_head(&w, h); }
+}

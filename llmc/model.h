@@ -1,0 +1,467 @@
+/*
+The transformer, once, for every backend: configuration, parameters, activations, forward, backward,
+update, and the forward through a key/value cache.
+
+  h = x + Wo attention(rmsnorm(x)),  out = h + W2 (silu(W1 n) * W3 n),  n = rmsnorm(h)
+  logits = Wout rmsnorm(x) after the last block
+
+No biases; embedding and output head are separate. Operators are those of ops.h; positional mathematics
+is in posenc.h, and nothing here asks for an encoding by name. Parameters are known by name through
+PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes and layout.
+*/
+#ifndef MODEL_H
+#define MODEL_H
+
+#include "backend.h"
+#include "model_config.h"
+
+// ----------------------------------------------------------------------------
+// parameters
+
+typedef enum { SCOPE_MODEL, SCOPE_LAYER } ParamScope;
+// How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [1,cols,1,1]
+typedef enum { SHAPE_VOCAB, SHAPE_MATRIX, SHAPE_VECTOR, SHAPE_HEADS } ParamShape;
+typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_PRIOR } ParamInit;
+typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
+
+/*
+X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
+Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
+one matrix for one product. A prior has one row per learned parameter, each with a name of its own.
+*/
+#define PARAM_LIST(X)                                                                                                \
+    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX)   \
+    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                   \
+    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                          \
+    X(float, global_prior, "prior", SCOPE_MODEL, PG, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                       \
+    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
+    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
+    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)      \
+    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                  \
+    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)            \
+    X(float, prior, "attention.prior", SCOPE_LAYER, PL, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
+
+// The short names that the lists use. PG, PL: learned prior parameters of the model or of each layer.
+#define MODEL_DIMENSIONS(c)                                                                               \
+    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,  \
+                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS, \
+                                         P = (size_t)posenc_info((c)->encoding)->params,                  \
+                                         PG = (c)->global_prior ? P : 0, PL = (c)->global_prior ? 0 : P,  \
+                                         SS = (c)->ssmax ? 1 : 0
+
+enum {
+#define X(type, field, ...) PARAM_##field,
+    PARAM_LIST(X)
+#undef X
+        PARAM_COUNT
+};
+
+// Weights as a layer sees them: its own, and those of the model. Matrices in floatX, the rest in fp32.
+typedef struct {
+#define X(type, field, ...) type* field;
+    PARAM_LIST(X)
+#undef X
+} Params;
+
+typedef struct {
+#define X(type, field, ...) float* field;
+    PARAM_LIST(X)
+#undef X
+} Gradients;
+
+// One named tensor of a checkpoint, a dense range of the parameter arrays.
+typedef struct {
+    char name[96];
+    size_t offset, count;  // elements; count is what a checkpoint holds
+    size_t memory_count;   // count and, for a vocabulary, its padding rows
+    int dimensions;
+    size_t shape[4];
+    size_t fan_in;
+    ParamInit init;
+    ParamGroup group;
+    int prior_param;  // which parameter of the encoding, for INIT_PRIOR
+    bool trainable;
+} Tensor;
+
+// ----------------------------------------------------------------------------
+// activations
+
+// STREAM: one per layer, always. LAYER: one per layer, or one in all when nothing is kept for a backward
+// pass or it is computed again. MODEL: one. BACKWARD: one, only for training.
+typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
+
+// X(type, field, scope, elements)
+#define ACTIVATION_LIST(X)                                                                    \
+    X(floatX, residual, ACT_STREAM, N* C) /* input of the block */                            \
+    X(floatX, attention_norm, ACT_LAYER, N* C)                                                \
+    X(float, attention_rstd, ACT_LAYER, N)                                                    \
+    X(floatX, qkv, ACT_LAYER, N* QKV) /* after rotation */                                    \
+    X(floatX, attention, ACT_LAYER, N* C)                                                     \
+    X(float, lse, ACT_LAYER, N* NH)                                                           \
+    X(floatX, residual_mid, ACT_LAYER, N* C) /* after attention */                            \
+    X(floatX, ffn_norm, ACT_LAYER, N* C)                                                      \
+    X(float, ffn_rstd, ACT_LAYER, N)                                                          \
+    X(floatX, gate_up, ACT_LAYER, N * 2 * F)                                                  \
+    X(floatX, swiglu, ACT_LAYER, N* F)                                                        \
+    X(floatX, residual_final, ACT_MODEL, N* C)                                                \
+    X(floatX, final_norm, ACT_MODEL, N* C)                                                    \
+    X(float, final_rstd, ACT_MODEL, N)                                                        \
+    X(floatX, projection, ACT_MODEL, N* C) /* of attention or feed-forward, before the sum */ \
+    X(floatX, logits, ACT_MODEL, Vp)       /* of one row, to sample from */                   \
+    X(int, tokens, ACT_MODEL, N)                                                              \
+    X(int, targets, ACT_MODEL, N)                                                             \
+    X(int, start, ACT_MODEL, N)                                                               \
+    X(float, log_count, ACT_MODEL, N)                                                         \
+    X(float, losses, ACT_MODEL, N* slots)                                                     \
+    X(floatX, d_residual, ACT_BACKWARD, N* C)                                                 \
+    X(floatX, d_norm, ACT_BACKWARD, N* C)                                                     \
+    X(floatX, d_wide, ACT_BACKWARD, N*(F > QKV ? F : QKV))                                    \
+    X(float, d_bias, ACT_BACKWARD, NH* T)
+
+enum {
+#define X(type, field, ...) ACT_##field,
+    ACTIVATION_LIST(X)
+#undef X
+        ACT_COUNT
+};
+
+typedef struct {
+#define X(type, field, ...) type* field;
+    ACTIVATION_LIST(X)
+#undef X
+} Activations;
+
+typedef enum { MODE_INFERENCE, MODE_TRAIN, MODE_TRAIN_RECOMPUTE } ModelMode;
+
+// What a model is built for.
+typedef struct {
+    ModelMode mode;
+    size_t B, T;        // rows of one forward pass: at most B*T
+    size_t slots;       // micro-steps whose losses are kept
+    size_t max_length;  // longest context: positions of tables, entries of a cache; at least T
+} ModelPlan;
+
+typedef struct {
+    size_t parameters, gradients, optimizer, activations, tables, workspace;  // bytes
+} ModelMemory;
+
+typedef struct {
+    ModelConfig config;
+    ModelPlan plan;
+
+    Tensor* tensors;
+    size_t tensor_count;
+    size_t param_offset[PARAM_COUNT], layer_stride, param_count;  // elements; of layer 0, between layers, in all
+    size_t learned_count;                                         // parameters that a checkpoint holds
+
+    float* master;   // [param_count] fp32
+    floatX* params;  // the compute copy, with the same offsets; where floatX is fp32 it is master itself
+    float *grads, *m, *v;
+
+    size_t act_offset[ACT_COUNT], act_stride[ACT_COUNT], act_bytes;  // bytes; of layer 0, between layers, in all
+    char* activations;
+    float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none
+    float* bias_tables;     // [one or L][NH][max_length]; NULL without a relative bias
+    bool tables_stale;      // the prior has changed since the tables were filled
+    void* workspace;
+
+    size_t B, T;  // of the last forward pass
+} Model;
+
+// Keys and values of one sequence for every layer: [L][capacity][2*NKV*HS], keys before values.
+typedef struct {
+    floatX* entries;
+    size_t capacity, length;
+    int document_start;  // position of the last BOS, 0 before the first
+} KVCache;
+
+// ----------------------------------------------------------------------------
+// layout
+
+static inline void model_add_tensor(Model* model, const char* name, int layer, ParamShape shape, ParamInit init,
+                                    ParamGroup group, size_t rows, size_t cols, size_t offset, int prior_param) {
+    Tensor t;
+    memset(&t, 0, sizeof t);
+    const char* suffix = init == INIT_PRIOR ? posenc_param_name(model->config.encoding, prior_param) : "";
+    const char* dot = init == INIT_PRIOR ? "." : "";
+    if (layer < 0) {
+        snprintf(t.name, sizeof t.name, "%s%s%s", name, dot, suffix);
+    } else {
+        snprintf(t.name, sizeof t.name, "layers.%d.%s%s%s", layer, name, dot, suffix);
+    }
+    t.offset = offset, t.memory_count = rows * cols, t.fan_in = cols, t.init = init, t.group = group;
+    t.prior_param = prior_param;
+    t.trainable = init == INIT_PRIOR         ? model->config.posenc.trainable[prior_param]
+                  : shape == SHAPE_HEADS     ? model->config.train_seq_scale
+                                             : true;
+    size_t saved_rows = shape == SHAPE_VOCAB ? model->config.V : rows;
+    t.count = saved_rows * cols;
+    switch (shape) {
+        case SHAPE_VOCAB:
+        case SHAPE_MATRIX: t.dimensions = 2, t.shape[0] = saved_rows, t.shape[1] = cols; break;
+        case SHAPE_VECTOR: t.dimensions = 1, t.shape[0] = cols; break;
+        case SHAPE_HEADS: t.dimensions = 4, t.shape[0] = t.shape[2] = t.shape[3] = 1, t.shape[1] = cols; break;
+    }
+    model->tensors = (Tensor*)xrealloc(model->tensors, (model->tensor_count + 1) * sizeof(Tensor));
+    model->tensors[model->tensor_count++] = t;
+    model->learned_count += t.count;
+}
+
+// Lists every tensor in the order of memory and sets offsets, strides and counts.
+static inline void model_layout_params(Model* model) {
+    MODEL_DIMENSIONS(&model->config);
+    struct {
+        const char* name;
+        ParamScope scope;
+        size_t rows, cols;
+        ParamShape shape;
+        ParamInit init;
+        ParamGroup group;
+    } list[] = {
+#define X(type, field, name, scope, rows, cols, shape, init, group) {name, scope, rows, cols, shape, init, group},
+        PARAM_LIST(X)
+#undef X
+    };
+    size_t offset = 0;
+    for (int layer = -1; layer < (int)L; layer++) {
+        size_t layer_start = offset;
+        for (int p = 0; p < PARAM_COUNT; p++) {
+            if ((list[p].scope == SCOPE_MODEL) != (layer < 0)) { continue; }
+            if (layer <= 0) { model->param_offset[p] = offset; }
+            size_t tensors = list[p].init == INIT_PRIOR ? list[p].rows : list[p].rows > 0;
+            for (size_t i = 0; i < tensors; i++) {
+                size_t rows = list[p].init == INIT_PRIOR ? 1 : list[p].rows;
+                model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, rows,
+                                 list[p].cols, offset + i * list[p].cols, (int)i);
+            }
+            offset += round_up(list[p].rows * list[p].cols, 16);  // a cache line of fp32
+        }
+        if (layer >= 0) { model->layer_stride = offset - layer_start; }
+    }
+    model->param_count = offset;
+    // what lets one product serve several matrices: holds since C and HS are multiples of 8
+    assert(model->param_offset[PARAM_wk] == model->param_offset[PARAM_wq] + NH * HS * C);
+    assert(model->param_offset[PARAM_wv] == model->param_offset[PARAM_wk] + NKV * HS * C);
+    assert(model->param_offset[PARAM_w3] == model->param_offset[PARAM_w1] + F * C);
+}
+
+static inline void model_layout_activations(Model* model) {
+    MODEL_DIMENSIONS(&model->config);
+    const ModelPlan* plan = &model->plan;
+    const size_t T = plan->T, N = plan->B * T, slots = plan->slots;
+    struct {
+        ActivationScope scope;
+        size_t bytes;
+    } list[] = {
+#define X(type, field, scope, count) {scope, (count) * sizeof(type)},
+        ACTIVATION_LIST(X)
+#undef X
+    };
+    size_t offset = 0;
+    for (int a = 0; a < ACT_COUNT; a++) {
+        bool training = plan->mode != MODE_INFERENCE;
+        bool per_layer = (list[a].scope == ACT_STREAM && training) ||
+                         (list[a].scope == ACT_LAYER && plan->mode == MODE_TRAIN);
+        size_t bytes = list[a].scope == ACT_BACKWARD && !training ? 0 : round_up(list[a].bytes, 64);
+        model->act_offset[a] = offset;
+        model->act_stride[a] = per_layer ? bytes : 0;
+        offset += per_layer ? bytes * L : bytes;
+    }
+    model->act_bytes = offset;
+}
+
+static inline Params model_params(const Model* model, size_t layer) {
+    Params p;
+    struct {
+        floatX* base_floatX;
+        float* base_float;
+    } from = {model->params, model->master};
+    size_t shift[] = {0, layer * model->layer_stride};
+#define X(type, field, name, scope, ...) p.field = from.base_##type + model->param_offset[PARAM_##field] + shift[scope];
+    PARAM_LIST(X)
+#undef X
+    return p;
+}
+
+static inline Gradients model_gradients(const Model* model, size_t layer) {
+    Gradients g;
+    size_t shift[] = {0, layer * model->layer_stride};
+#define X(type, field, name, scope, ...) g.field = model->grads + model->param_offset[PARAM_##field] + shift[scope];
+    PARAM_LIST(X)
+#undef X
+    return g;
+}
+
+static inline Activations model_activations(const Model* model, size_t layer) {
+    Activations a;
+#define X(type, field, ...) \
+    a.field = (type*)(model->activations + model->act_offset[ACT_##field] + layer * model->act_stride[ACT_##field]);
+    ACTIVATION_LIST(X)
+#undef X
+    return a;
+}
+
+// ----------------------------------------------------------------------------
+// memory
+
+static inline size_t model_bias_table_count(const ModelConfig* c) {
+    const PosencInfo* info = posenc_info(c->encoding);
+    return info->mechanism != POSENC_BIAS ? 0 : info->params > 0 && !c->global_prior ? c->L : 1;
+}
+
+static inline size_t model_position_table_size(const ModelConfig* c, size_t length) {
+    PosencMechanism mechanism = posenc_info(c->encoding)->mechanism;
+    return mechanism == POSENC_ADD ? length * c->C : mechanism == POSENC_ROTATE ? length * c->HS : 0;
+}
+
+static inline size_t model_workspace_bytes(const Model* model) {
+    MODEL_DIMENSIONS(&model->config);
+    const ModelPlan* plan = &model->plan;
+    bool training = plan->mode != MODE_INFERENCE;
+    size_t N = plan->B * plan->T, keys = training ? plan->T : plan->max_length;
+    size_t needs[] = {
+        matmul_workspace(N, C, QKV),
+        matmul_workspace(N, C, C),
+        matmul_workspace(N, C, 2 * F),
+        matmul_workspace(N, F, C),
+        matmul_workspace(1, C, V),
+        cross_entropy_workspace(N, C, V),
+        attention_workspace(training ? plan->B : 1, training ? plan->T : N, keys, NH, NKV, HS, training),
+        attention_workspace(plan->B, plan->T, plan->T, NH, NKV, HS, training),
+        rmsnorm_workspace(N, C),
+        embedding_workspace(N, V),
+    };
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) { most = needs[i] > most ? needs[i] : most; }
+    return most;
+}
+
+// Lays the model out without taking memory, and says how much it will take.
+static inline ModelMemory model_plan(Model* model, const ModelConfig* config, const ModelPlan* plan) {
+    memset(model, 0, sizeof *model);
+    model->config = *config;
+    model->plan = *plan;
+    assert(plan->B > 0 && plan->T > 0 && plan->max_length >= plan->T && plan->slots > 0);
+    model_layout_params(model);
+    model_layout_activations(model);
+    bool training = plan->mode != MODE_INFERENCE;
+    size_t fp32 = model->param_count * sizeof(float);
+    ModelMemory memory;
+    memory.parameters = sizeof(floatX) == sizeof(float) ? fp32 : fp32 + model->param_count * sizeof(floatX);
+    memory.gradients = training ? fp32 : 0;
+    memory.optimizer = training ? 2 * fp32 : 0;
+    memory.activations = model->act_bytes;
+    memory.tables = sizeof(float) * (model_position_table_size(config, plan->max_length) +
+                                     model_bias_table_count(config) * config->NH * plan->max_length);
+    memory.workspace = model_workspace_bytes(model);
+    return memory;
+}
+
+static inline size_t model_memory_total(const ModelMemory* m) {
+    return m->parameters + m->gradients + m->optimizer + m->activations + m->tables + m->workspace;
+}
+
+static inline void model_fill_position_table(Model* model) {
+    const ModelConfig* c = &model->config;
+    size_t length = model->plan.max_length, size = model_position_table_size(c, length);
+    if (size == 0) { return; }
+    model->position_table = (float*)device_malloc(size * sizeof(float));
+    if (posenc_info(c->encoding)->mechanism == POSENC_ADD) {
+        sinusoidal_table(model->position_table, c->posenc.sinusoidal_theta, c->posenc.sinusoidal_vaswani, length, c->C);
+    } else {
+        rotary_table(model->position_table, c->posenc.rotary_theta, length, c->HS);
+    }
+}
+
+// Takes the memory of a planned model. Parameters are zero until they are initialised or loaded.
+static inline void model_allocate(Model* model) {
+    size_t n = model->param_count;
+    model->master = (float*)device_malloc(n * sizeof(float));
+    model->params = sizeof(floatX) == sizeof(float) ? (floatX*)model->master : (floatX*)device_malloc(n * sizeof(floatX));
+    if (model->plan.mode != MODE_INFERENCE) {
+        model->grads = (float*)device_malloc(n * sizeof(float));
+        model->m = (float*)device_malloc(n * sizeof(float));
+        model->v = (float*)device_malloc(n * sizeof(float));
+    }
+    model->activations = (char*)device_malloc(model->act_bytes);
+    model_fill_position_table(model);
+    size_t tables = model_bias_table_count(&model->config) * model->config.NH * model->plan.max_length;
+    if (tables) { model->bias_tables = (float*)device_malloc(tables * sizeof(float)); }
+    model->tables_stale = true;
+    model->workspace = device_malloc(model_workspace_bytes(model));
+}
+
+static inline void model_free(Model* model) {
+    if ((void*)model->params != (void*)model->master) { device_free(model->params); }
+    void* memory[] = {model->master,         model->grads,       model->m,        model->v, model->activations,
+                      model->position_table, model->bias_tables, model->workspace};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) { device_free(memory[i]); }
+    free(model->tensors);
+    memset(model, 0, sizeof *model);
+}
+
+// ----------------------------------------------------------------------------
+// initial values, checkpoint values
+
+// Copies count host values into a tensor, starting at element `first` of it.
+static inline void model_write_tensor(Model* model, const Tensor* t, const float* values, size_t first, size_t count) {
+    copy_to_device(model->master + t->offset + first, values, count * sizeof(float));
+}
+
+// Call after writing tensors: refreshes what is derived from them.
+static inline void model_parameters_changed(Model* model) {
+    cast_parameters(model->params, model->master, model->param_count);
+    model->tables_stale = true;
+}
+
+static inline float initial_value(const Model* model, const Tensor* t, size_t i, Random* random) {
+    switch (t->init) {
+        case INIT_NORMAL: return (float)random_normal(random);
+        case INIT_LINEAR: return (float)((2.0 * random_uniform(random) - 1.0) / sqrt((double)t->fan_in));
+        case INIT_ONES: return 1.0f;
+        case INIT_PRIOR:
+            return (float)posenc_initial(model->config.encoding, &model->config.posenc, t->prior_param, i,
+                                         model->config.NH, random);
+    }
+    return 0.0f;
+}
+
+// Draws one tensor's initial values (PyTorch's defaults for Linear and Embedding, as the published system
+// uses). Each tensor has a random stream named after it, in blocks that are drawn in parallel, so a value
+// depends on nothing but the seed, the name and the index.
+static inline void model_init_tensor(Model* model, const Tensor* t, uint64_t seed) {
+    enum { BLOCK = 1 << 16 };
+    uint64_t name_hash = 14695981039346656037ull;  // FNV-1a
+    for (const char* s = t->name; *s; s++) { name_hash = (name_hash ^ (unsigned char)*s) * 1099511628211ull; }
+    float* values = (float*)xcalloc(t->count, sizeof(float));
+    size_t blocks = (t->count + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static)
+    for (size_t block = 0; block < blocks; block++) {
+        Random random = random_stream(seed, name_hash + block);
+        size_t end = (block + 1) * BLOCK < t->count ? (block + 1) * BLOCK : t->count;
+        for (size_t i = block * BLOCK; i < end; i++) { values[i] = initial_value(model, t, i, &random); }
+    }
+    model_write_tensor(model, t, values, 0, t->count);
+    free(values);
+}
+
+static inline void model_init(Model* model, uint64_t seed) {
+    for (size_t i = 0; i < model->tensor_count; i++) { model_init_tensor(model, &model->tensors[i], seed); }
+    model_parameters_changed(model);
+}
+
+static inline const Tensor* model_find_tensor(const Model* model, const char* name) {
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        if (strcmp(model->tensors[i].name, name) == 0) { return &model->tensors[i]; }
+    }
+    return NULL;
+}
+
+#include "model_forward.h"
+
+#endif

@@ -1,0 +1,121 @@
+/*
+A model's configuration as JSON: the `model_args` of a run folder and the metadata of a checkpoint, under
+the published system's field names, both ways; and the check that two configurations are the same model.
+*/
+#ifndef MODEL_ARGS_H
+#define MODEL_ARGS_H
+
+#include <cjson/cJSON.h>
+
+#include "model_config.h"
+
+// The multiplier that the published code turns back into F: int(multiplier * dim).
+static inline double ffn_dim_multiplier(const ModelConfig* c) {
+    double multiplier = (double)c->F / (double)c->C;
+    while ((size_t)(multiplier * (double)c->C) < c->F) { multiplier = nextafter(multiplier, INFINITY); }
+    return multiplier;
+}
+
+// A new object with the fields that apply to this model.
+static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, size_t sequence_length) {
+    cJSON* o = cJSON_CreateObject();
+    const PosencInfo* info = posenc_info(c->encoding);
+    cJSON_AddNumberToObject(o, "dim", (double)c->C);
+    cJSON_AddNumberToObject(o, "n_layers", (double)c->L);
+    cJSON_AddNumberToObject(o, "n_heads", (double)c->NH);
+    cJSON_AddNumberToObject(o, "n_kv_heads", (double)c->NKV);
+    cJSON_AddNumberToObject(o, "vocab_size", (double)c->V);
+    cJSON_AddNumberToObject(o, "multiple_of", 1);
+    cJSON_AddNumberToObject(o, "ffn_dim_multiplier", ffn_dim_multiplier(c));
+    cJSON_AddNumberToObject(o, "norm_eps", 1e-5);
+    cJSON_AddNumberToObject(o, "max_batch_size", (double)batch_size);
+    cJSON_AddNumberToObject(o, "max_seq_len", (double)sequence_length);
+    if (info->mechanism == POSENC_ROTATE) { cJSON_AddNumberToObject(o, "rope_theta", c->posenc.rotary_theta); }
+    if (info->mechanism == POSENC_ADD) {
+        cJSON_AddNumberToObject(o, "sinusoidal_theta", c->posenc.sinusoidal_theta);
+        cJSON_AddStringToObject(o, "sinusoidal_freqs", c->posenc.sinusoidal_vaswani ? "vaswani" : "bam");
+    }
+    if (info->params > 0) {
+        cJSON_AddStringToObject(o, "thata_beta_init", c->posenc.beta_init);
+        cJSON_AddStringToObject(o, "theta_alpha_init", c->posenc.alpha_init);
+        cJSON_AddStringToObject(o, "theta_mu_init", c->posenc.mu_init);
+        cJSON_AddBoolToObject(o, "train_theta_beta", c->posenc.trainable[1]);
+        cJSON_AddBoolToObject(o, "train_theta_alpha", c->posenc.trainable[0]);
+        cJSON_AddBoolToObject(o, "train_theta_mu", c->posenc.trainable[2]);
+        cJSON_AddBoolToObject(o, "global_positional_encoding", c->global_prior);
+    }
+    if (c->ssmax) { cJSON_AddBoolToObject(o, "seq_scale", c->train_seq_scale); }
+    if (c->ssmax && info->params > 0) {
+        cJSON_AddStringToObject(o, "ssmax_prior", c->bias_inside ? "inside" : "outside");
+    }
+    return o;
+}
+
+static inline double model_arg_number(const cJSON* o, const char* path, const char* name, double standard) {
+    const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, name);
+    if (cJSON_IsNumber(item)) { return item->valuedouble; }
+    if ((!item || cJSON_IsNull(item)) && standard >= 0) { return standard; }
+    fatal("%s: model_args.%s is missing or not a number; the run folder is damaged or of another program", path, name);
+}
+
+static inline const char* model_arg_text(const cJSON* o, const char* name, const char* standard) {
+    const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, name);
+    return cJSON_IsString(item) ? item->valuestring : standard;
+}
+
+static inline bool model_arg_bool(const cJSON* o, const char* name, bool standard) {
+    const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, name);
+    return cJSON_IsBool(item) ? cJSON_IsTrue(item) : standard;
+}
+
+// The configuration behind model_args and the encoding's name; path is for messages. Strings stay those of o.
+static inline ModelConfig model_config_from_json(const cJSON* o, const char* encoding, int bos, const char* path) {
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    c.C = (size_t)model_arg_number(o, path, "dim", -1);
+    c.L = (size_t)model_arg_number(o, path, "n_layers", -1);
+    c.NH = (size_t)model_arg_number(o, path, "n_heads", -1);
+    c.NKV = (size_t)model_arg_number(o, path, "n_kv_heads", (double)c.NH);
+    c.V = (size_t)model_arg_number(o, path, "vocab_size", -1);
+    c.F = (size_t)(model_arg_number(o, path, "ffn_dim_multiplier", 2) * (double)c.C);
+    c.bos = bos;
+    if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) {
+        fatal("%s: unknown position_encoding '%s'", path, encoding);
+    }
+    const PosencInfo* info = posenc_info(c.encoding);
+    c.posenc = posenc_default_options();
+    c.posenc.rotary_theta = model_arg_number(o, path, "rope_theta", c.posenc.rotary_theta);
+    c.posenc.sinusoidal_theta = model_arg_number(o, path, "sinusoidal_theta", c.posenc.sinusoidal_theta);
+    c.posenc.sinusoidal_vaswani = strcmp(model_arg_text(o, "sinusoidal_freqs", "bam"), "vaswani") == 0;
+    c.posenc.alpha_init = model_arg_text(o, "theta_alpha_init", c.posenc.alpha_init);
+    c.posenc.beta_init = model_arg_text(o, "thata_beta_init", c.posenc.beta_init);
+    c.posenc.mu_init = model_arg_text(o, "theta_mu_init", c.posenc.mu_init);
+    c.posenc.trainable[0] = model_arg_bool(o, "train_theta_alpha", true);
+    c.posenc.trainable[1] = model_arg_bool(o, "train_theta_beta", true);
+    c.posenc.trainable[2] = model_arg_bool(o, "train_theta_mu", false);
+    c.global_prior = model_arg_bool(o, "global_positional_encoding", false) && info->params > 0;
+    c.bias_inside = info->inside && strcmp(model_arg_text(o, "ssmax_prior", "inside"), "inside") == 0;
+    c.train_seq_scale = model_arg_bool(o, "seq_scale", true);
+    model_config_check(&c);
+    return c;
+}
+
+// Ends the program when the model of a checkpoint is not the one that the flags describe, naming the field.
+// Batch size and sequence length may differ; initial values and what is trained may too.
+static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* wanted, const char* path) {
+    static const char* const fields[] = {"dim",        "n_layers",         "n_heads",          "n_kv_heads",
+                                         "vocab_size", "ffn_dim_multiplier", "rope_theta",     "sinusoidal_theta",
+                                         "sinusoidal_freqs", "global_positional_encoding", "ssmax_prior"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const cJSON* a = cJSON_GetObjectItemCaseSensitive(checkpoint, fields[i]);
+        const cJSON* b = cJSON_GetObjectItemCaseSensitive(wanted, fields[i]);
+        if (!a && !b) { continue; }
+        if (a && b && cJSON_Compare(a, b, true)) { continue; }
+        char *found = a ? cJSON_PrintUnformatted(a) : xstrdup("none"), *asked = b ? cJSON_PrintUnformatted(b) : xstrdup("none");
+        fatal("%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
+              "start another model from these weights",
+              path, fields[i], found, asked);
+    }
+}
+
+#endif

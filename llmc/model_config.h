@@ -1,0 +1,69 @@
+/*
+What a model is: its sizes, its encoding, the named sizes of the paper, and their checks. Host only.
+*/
+#ifndef MODEL_CONFIG_H
+#define MODEL_CONFIG_H
+
+#include "posenc.h"
+#include "util.h"
+
+typedef struct {
+    size_t V, Vp;      // vocabulary; rows in memory, a multiple of 128 so that products tile well
+    size_t C, L;       // channels, layers
+    size_t NH, NKV;    // query heads, key/value heads
+    size_t HS, F;      // head size C/NH, feed-forward width
+    PosKind encoding;
+    bool ssmax;        // Scalable-Softmax
+    bool bias_inside;  // the bias is scaled by Scalable-Softmax too
+    bool global_prior;
+    bool train_seq_scale;
+    PosencOptions posenc;
+    int bos;  // starts a document; -1: sequences are not split into documents
+} ModelConfig;
+
+// Named sizes; feed-forward width is 2C. l2 and l4 are for tests and laptops, the others those of the paper.
+typedef struct {
+    const char* name;
+    size_t C, L, NH;
+} ModelSize;
+
+static const ModelSize MODEL_SIZES[] = {
+    {"l2", 128, 2, 4},    {"l4", 256, 4, 8},     {"l6", 512, 6, 16},    {"l8", 768, 8, 16},
+    {"l12", 768, 12, 16}, {"l15", 1152, 15, 24}, {"l18", 1536, 18, 32}, {"l24", 2048, 24, 64},
+};
+enum { MODEL_SIZE_COUNT = sizeof MODEL_SIZES / sizeof *MODEL_SIZES };
+
+static inline const ModelSize* model_size_find(const char* name) {
+    for (int i = 0; i < MODEL_SIZE_COUNT; i++) {
+        if (strcmp(MODEL_SIZES[i].name, name) == 0) { return &MODEL_SIZES[i]; }
+    }
+    return NULL;
+}
+
+// Completes derived fields and refuses what the operators cannot do, naming the flag.
+static inline void model_config_check(ModelConfig* c) {
+    if (c->NH == 0 || c->C % c->NH != 0) {
+        fatal("--dim %zu is not a multiple of --n_heads %zu; head size = dim / n_heads", c->C, c->NH);
+    }
+    c->HS = c->C / c->NH;
+    if (c->HS % 8 != 0 || c->HS > 128) {
+        fatal("head size %zu (--dim %zu / --n_heads %zu), expected a multiple of 8 up to 128", c->HS, c->C, c->NH);
+    }
+    if (c->NKV == 0 || c->NH % c->NKV != 0) {
+        fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH);
+    }
+    if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
+    if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
+    c->Vp = round_up(c->V, 128);
+}
+
+// Floating-point operations of forward and backward per token of a sequence of T tokens, causal:
+// 6 per weight of a product, and 6 L C (T + 1) for attention (two products forward, four backward, half of
+// the square).
+static inline double model_flops_per_token(const ModelConfig* c, size_t T) {
+    double C = (double)c->C, L = (double)c->L, kv = (double)(c->NKV * c->HS), F = (double)c->F;
+    double weights = L * (2.0 * C * C + 2.0 * C * kv + 3.0 * C * F) + (double)c->V * C;
+    return 6.0 * weights + 6.0 * L * C * (double)(T + 1);
+}
+
+#endif

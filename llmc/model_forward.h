@@ -1,0 +1,316 @@
+/*
+The computation of model.h: forward, backward, update, prefill. Included by model.h only.
+*/
+#ifndef MODEL_FORWARD_H
+#define MODEL_FORWARD_H
+
+// One pass of N = B*T rows through the blocks. With a cache, B is 1 and the rows stand at positions
+// position .. position + T - 1 of the cached sequence.
+typedef struct {
+    size_t B, T, position;
+    KVCache* cache;
+} Pass;
+
+// ----------------------------------------------------------------------------
+// tables of positions
+
+static inline const float* model_prior(const Model* model, size_t layer) {
+    Params p = model_params(model, layer);
+    return posenc_info(model->config.encoding)->params == 0 ? NULL
+           : model->config.global_prior                     ? p.global_prior
+                                                            : p.prior;
+}
+
+static inline void model_refresh_tables(Model* model) {
+    if (!model->tables_stale) { return; }
+    const ModelConfig* c = &model->config;
+    size_t length = model->plan.max_length;
+    for (size_t i = 0; i < model_bias_table_count(c); i++) {
+        bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, model_prior(model, i), c->NH, length);
+    }
+    model->tables_stale = false;
+}
+
+static inline const float* model_bias_table(const Model* model, size_t layer) {
+    size_t tables = model_bias_table_count(&model->config);
+    if (tables == 0) { return NULL; }
+    return model->bias_tables + (tables == 1 ? 0 : layer) * model->config.NH * model->plan.max_length;
+}
+
+// What attention reads in this layer: from the layer's own rows, or keys and values from the cache.
+static inline AttentionInput model_attention_input(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    Activations a = model_activations(model, layer);
+    AttentionInput in;
+    memset(&in, 0, sizeof in);
+    in.B = pass->B, in.Tq = pass->T, in.Tk = pass->position + pass->T;
+    in.NH = NH, in.NKV = NKV, in.HS = HS;
+    in.q = a.qkv, in.q_stride = QKV, in.q_batch = pass->T * QKV;
+    if (pass->cache) {
+        in.k = pass->cache->entries + layer * pass->cache->capacity * 2 * NKV * HS;
+        in.v = in.k + NKV * HS;
+        in.kv_stride = 2 * NKV * HS, in.kv_batch = pass->cache->capacity * 2 * NKV * HS;
+    } else {
+        in.k = a.qkv + NH * HS, in.v = in.k + NKV * HS;
+        in.kv_stride = QKV, in.kv_batch = pass->T * QKV;
+    }
+    in.bias = model_bias_table(model, layer), in.bias_stride = model->plan.max_length;
+    in.bias_inside = model->config.bias_inside;
+    in.seq_scale = SS ? model_params(model, layer).seq_scale : NULL;
+    in.log_count = a.log_count, in.start = a.start;
+    return in;
+}
+
+// ----------------------------------------------------------------------------
+// forward
+
+// From attention_norm to qkv, with q and k rotated where the encoding does that.
+static inline void forward_qkv(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    Activations a = model_activations(model, layer);
+    matmul_forward(a.qkv, a.attention_norm, model_params(model, layer).wq, model->workspace, pass->B * pass->T, C, QKV);
+    if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
+        rotary_forward(a.qkv, model->position_table + pass->position * HS, pass->B, pass->T, NH, NKV, HS);
+    }
+    if (pass->cache) {
+        floatX* entries = pass->cache->entries + (layer * pass->cache->capacity + pass->position) * 2 * NKV * HS;
+        copy_columns(entries, 2 * NKV * HS, a.qkv + NH * HS, QKV, pass->T, 2 * NKV * HS);
+    }
+}
+
+// The block up to its feed-forward activation: everything that a backward pass through the block needs.
+static inline void forward_block(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    const size_t N = pass->B * pass->T;
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    forward_qkv(model, layer, pass);
+    AttentionInput in = model_attention_input(model, layer, pass);
+    attention_forward(a.attention, a.lse, &in, model->workspace);
+    matmul_forward(a.projection, a.attention, p.wo, model->workspace, N, C, C);
+    residual_rmsnorm_forward(a.residual_mid, a.ffn_norm, a.ffn_rstd, a.residual, a.projection, p.ffn_norm, N, C);
+    matmul_forward(a.gate_up, a.ffn_norm, p.w1, model->workspace, N, C, 2 * F);
+    swiglu_forward(a.swiglu, a.gate_up, N, F);
+}
+
+// The end of the block and the norm that follows it: the next block's, or the last.
+static inline void forward_block_end(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    const size_t N = pass->B * pass->T;
+    Activations a = model_activations(model, layer);
+    matmul_forward(a.projection, a.swiglu, model_params(model, layer).w2, model->workspace, N, F, C);
+    if (layer + 1 < L) {
+        Activations next = model_activations(model, layer + 1);
+        residual_rmsnorm_forward(next.residual, next.attention_norm, next.attention_rstd, a.residual_mid, a.projection,
+                                 model_params(model, layer + 1).attention_norm, N, C);
+    } else {
+        residual_rmsnorm_forward(a.residual_final, a.final_norm, a.final_rstd, a.residual_mid, a.projection,
+                                 model_params(model, layer).norm, N, C);
+    }
+}
+
+// From tokens to final_norm, the input of the output head.
+static inline void forward_pass(Model* model, const int* tokens, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    const size_t N = pass->B * pass->T;
+    assert(N <= model->plan.B * model->plan.T && pass->position + pass->T <= model->plan.max_length);
+    model->B = pass->B, model->T = pass->T;
+    model_refresh_tables(model);
+    Activations a = model_activations(model, 0);
+    Params p = model_params(model, 0);
+    copy_to_device(a.tokens, tokens, N * sizeof(int));
+    document_starts(a.start, a.log_count, a.tokens, model->config.bos, pass->position,
+                    pass->cache ? pass->cache->document_start : 0, pass->B, pass->T);
+    bool add = posenc_info(model->config.encoding)->mechanism == POSENC_ADD;
+    embedding_forward(a.residual, a.tokens, p.tok_embeddings, add ? model->position_table + pass->position * C : NULL,
+                      pass->B, pass->T, C);
+    rmsnorm_forward(a.attention_norm, a.attention_rstd, a.residual, p.attention_norm, N, C);
+    for (size_t layer = 0; layer < L; layer++) {
+        forward_block(model, layer, pass);
+        forward_block_end(model, layer, pass);
+    }
+}
+
+// Runs B sequences of T tokens, tokens[B*T] on the host. The result stays in the model for model_losses,
+// model_backward and model_logits.
+static inline void model_forward(Model* model, const int* tokens, size_t B, size_t T) {
+    Pass pass = {B, T, 0, NULL};
+    forward_pass(model, tokens, &pass);
+}
+
+// After a forward: the losses of every row against targets[B*T] (host), into the given slot.
+static inline void model_losses(Model* model, const int* targets, size_t slot) {
+    const ModelConfig* c = &model->config;
+    const size_t N = model->B * model->T;
+    Activations a = model_activations(model, 0);
+    copy_to_device(a.targets, targets, N * sizeof(int));
+    cross_entropy_head(a.losses + slot * N, NULL, NULL, a.final_norm, model_params(model, 0).output, a.targets, 0.0f,
+                       model->workspace, N, c->C, c->V);
+}
+
+// Mean loss over slots 0 .. slots-1, each of the last pass's rows.
+static inline double model_mean_loss(const Model* model, size_t slots) {
+    size_t n = slots * model->B * model->T;
+    return array_sum(model_activations(model, 0).losses, n) / (double)n;
+}
+
+// Logits of one row of the last pass, to host memory logits[V].
+static inline void model_logits(const Model* model, float* logits, size_t row) {
+    const ModelConfig* c = &model->config;
+    Activations a = model_activations(model, 0);
+    matmul_forward(a.logits, a.final_norm + row * c->C, model_params(model, 0).output, model->workspace, 1, c->C, c->V);
+    copy_floats_to_host(logits, a.logits, c->V);
+}
+
+// ----------------------------------------------------------------------------
+// key/value cache
+
+static inline size_t kv_cache_bytes(const ModelConfig* c, size_t capacity) {
+    return c->L * capacity * 2 * c->NKV * c->HS * sizeof(floatX);
+}
+
+static inline KVCache kv_cache_create(const ModelConfig* c, size_t capacity) {
+    KVCache cache = {(floatX*)device_malloc(kv_cache_bytes(c, capacity)), capacity, 0, 0};
+    return cache;
+}
+
+static inline void kv_cache_free(KVCache* cache) {
+    device_free(cache->entries);
+    memset(cache, 0, sizeof *cache);
+}
+
+// Appends n tokens (host) to the cached sequence, n at most the plan's B*T; afterwards row i of the model
+// is token i of these.
+static inline void model_prefill(Model* model, KVCache* cache, const int* tokens, size_t n) {
+    assert(cache->length + n <= cache->capacity);
+    Pass pass = {1, n, cache->length, cache};
+    forward_pass(model, tokens, &pass);
+    for (size_t i = 0; i < n; i++) {
+        if (tokens[i] == model->config.bos) { cache->document_start = (int)(cache->length + i); }
+    }
+    cache->length += n;
+}
+
+// ----------------------------------------------------------------------------
+// backward
+
+static inline void model_zero_gradients(Model* model) {
+    device_zero(model->grads, model->param_count * sizeof(float));
+}
+
+// d_residual: from the gradient of the block's output to that of its middle (after attention).
+static inline void backward_ffn(const Model* model, size_t layer, size_t N) {
+    MODEL_DIMENSIONS(&model->config);
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    Gradients g = model_gradients(model, layer);
+    matmul_backward(a.d_wide, g.w2, a.d_residual, a.swiglu, p.w2, model->workspace, N, F, C);
+    swiglu_backward(a.gate_up, a.d_wide, a.gate_up, N, F);
+    matmul_backward(a.d_norm, g.w1, a.gate_up, a.ffn_norm, p.w1, model->workspace, N, C, 2 * F);
+    rmsnorm_backward(a.d_residual, g.ffn_norm, a.d_norm, a.residual_mid, p.ffn_norm, a.ffn_rstd, model->workspace, N,
+                     C);
+}
+
+// d_residual: from the gradient of the block's middle to that of its input.
+static inline void backward_attention(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    const size_t N = pass->B * pass->T;
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    Gradients g = model_gradients(model, layer);
+    const PosencInfo* info = posenc_info(model->config.encoding);
+    floatX* d_qkv = a.d_wide;
+    matmul_backward(a.d_norm, g.wo, a.d_residual, a.attention, p.wo, model->workspace, N, C, C);
+    AttentionInput in = model_attention_input(model, layer, pass);
+    attention_backward(d_qkv, d_qkv + NH * HS, d_qkv + (NH + NKV) * HS, a.d_bias, g.seq_scale, a.d_norm, a.attention,
+                       a.lse, &in, model->workspace);
+    if (info->params > 0) {
+        float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
+        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, pass->T);
+    }
+    if (info->mechanism == POSENC_ROTATE) {
+        rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
+    }
+    matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);
+    rmsnorm_backward(a.d_residual, g.attention_norm, a.d_norm, a.residual, p.attention_norm, a.attention_rstd,
+                     model->workspace, N, C);
+}
+
+// Adds to the gradients those of scale * (sum of losses over targets[B*T]) after model_forward; the losses
+// go to the given slot. The activations are used up.
+static inline void model_backward(Model* model, const int* targets, float scale, size_t slot) {
+    MODEL_DIMENSIONS(&model->config);
+    const size_t N = model->B * model->T;
+    Pass pass = {model->B, model->T, 0, NULL};
+    Activations a = model_activations(model, 0);
+    Params p = model_params(model, 0);
+    Gradients g = model_gradients(model, 0);
+    copy_to_device(a.targets, targets, N * sizeof(int));
+    cross_entropy_head(a.losses + slot * N, a.d_norm, g.output, a.final_norm, p.output, a.targets, scale,
+                       model->workspace, N, C, V);
+    device_zero(a.d_residual, N * C * sizeof(floatX));
+    rmsnorm_backward(a.d_residual, g.norm, a.d_norm, a.residual_final, p.norm, a.final_rstd, model->workspace, N, C);
+    for (size_t layer = L; layer-- > 0;) {
+        if (model->plan.mode == MODE_TRAIN_RECOMPUTE) {
+            Activations b = model_activations(model, layer);
+            rmsnorm_forward(b.attention_norm, b.attention_rstd, b.residual, model_params(model, layer).attention_norm,
+                            N, C);
+            forward_block(model, layer, &pass);
+        }
+        backward_ffn(model, layer, N);
+        backward_attention(model, layer, &pass);
+    }
+    embedding_backward(g.tok_embeddings, a.d_residual, a.tokens, model->workspace, N, C, V);
+}
+
+// ----------------------------------------------------------------------------
+// update
+
+typedef struct {
+    double learning_rate, prior_learning_rate, weight_decay;
+    double beta1, beta2, epsilon;
+    double gradient_scale;  // what clipping leaves of the gradient
+    size_t step;            // 1 for the first update
+    uint64_t seed;          // of stochastic rounding
+    bool adamw;             // else RAdam
+} UpdateSettings;
+
+// Global norm of the gradients of what is trained; those of frozen parameters are set to zero on the way.
+static inline double model_gradient_norm(Model* model) {
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        const Tensor* t = &model->tensors[i];
+        if (!t->trainable) { device_zero(model->grads + t->offset, t->memory_count * sizeof(float)); }
+    }
+    return sqrt(sum_of_squares(model->grads, model->param_count));
+}
+
+// Updates the range of tensors first .. last, which share group and follow one another in memory.
+static inline void update_range(Model* model, const UpdateSettings* s, size_t first, size_t last) {
+    const Tensor *t = &model->tensors[first], *end = &model->tensors[last];
+    size_t offset = t->offset, n = end->offset + end->memory_count - offset;
+    OptimizerStep step;
+    step.learning_rate = t->group == GROUP_PRIOR ? s->prior_learning_rate : s->learning_rate;
+    step.beta1 = s->beta1, step.beta2 = s->beta2, step.epsilon = s->epsilon;
+    step.weight_decay = t->group == GROUP_MATRIX ? s->weight_decay : 0.0;
+    step.gradient_scale = s->gradient_scale;
+    step.step = s->step, step.seed = s->seed + first;
+    (s->adamw ? adamw_update : radam_update)(model->master + offset, model->params + offset, model->m + offset,
+                                             model->v + offset, model->grads + offset, &step, n);
+}
+
+// One optimiser step over everything that is trained.
+static inline void model_update(Model* model, const UpdateSettings* settings) {
+    const Tensor* t = model->tensors;
+    for (size_t first = 0; first < model->tensor_count;) {
+        size_t last = first;
+        while (last + 1 < model->tensor_count && t[last + 1].group == t[first].group &&
+               t[last + 1].trainable == t[first].trainable) {
+            last++;
+        }
+        if (t[first].trainable) { update_range(model, settings, first, last); }
+        first = last + 1;
+    }
+    model->tables_stale = true;
+}
+
+#endif

@@ -1,0 +1,197 @@
+/*
+The arguments of train_gpt: the option table, and what follows from it (model, tokens per step, schedule).
+The names and meanings of the published system's flags are kept; ours are added beside them.
+*/
+#ifndef TRAIN_ARGS_H
+#define TRAIN_ARGS_H
+
+#include "model_config.h"
+#include "options.h"
+#include "schedule.h"
+
+typedef struct {
+    const char *dataset, *data_dir, *log_dir, *tokenizer;
+    const char *position_encoding, *model_size;
+    size_t dim, n_layers, n_heads, n_kv_heads, ffn_dim;
+    const char *sinusoidal_freqs, *ssmax_prior;
+    double rope_theta, sinusoidal_theta;
+    bool global_prior, no_seq_scale;
+    const char *theta_alpha_init, *thata_beta_init, *theta_mu_init;
+    bool theta_alpha_trainable, theta_beta_trainable, theta_mu_trainable;
+    double prior_lr;
+    size_t batch_size, sequence_length;
+    size_t min_tokens_per_step, tokens_per_step, max_tokens_per_step;
+    size_t num_iterations, warmup_iters, seed;
+    const char *optimizer, *lr_scheduler;
+    double learning_rate, learning_rate_decay_frac, weight_decay, grad_clip;
+    size_t val_tokens, min_val_tokens, max_val_tokens, val_tokens_padding, val_loss_every;
+    size_t sample_every, sample_length;
+    const char* sample_prompt;
+    double temperature, top_p;
+    const char *checkpoint, *init_from;
+    bool checkpoint_args, reset_steps;
+    size_t checkpoint_every, keep_checkpoints;
+    const char *dtype, *device;
+    bool recompute, compile, tensorcores;
+    bool overfit_single_batch, debug_batches;
+    size_t debug_nan_step;
+} TrainArgs;
+
+static inline Options train_options(TrainArgs* a) {
+    const Option rows[] = {
+        OPT_GROUP("Data and folders"),
+        option_required(OPT_STRING(a->dataset, NULL, "folder of token shards under --data_dir")),
+        OPT_STRING(a->data_dir, "data", "where datasets are"),
+        OPT_STRING(a->log_dir, "logs", "where run folders are made"),
+        OPT_STRING(a->tokenizer, "data/tokenizer.model", "SentencePiece model, or bytes; read only to print samples"),
+        OPT_GROUP("Model"),
+        OPT_CHOICE(a->position_encoding, "nope",
+                   "nope nope_ssmax sinusoidal sinusoidal_ssmax rotary rotary_ssmax alibi alibi_ssmax bam bam_ssmax",
+                   "positional encoding"),
+        OPT_CHOICE(a->model_size, "l12", "l2 l4 l6 l8 l12 l15 l18 l24", "named size"),
+        OPT_SIZE(a->dim, NULL, 8, 65536, "channels, instead of the size's"),
+        OPT_SIZE(a->n_layers, NULL, 1, 1000, "layers, instead of the size's"),
+        OPT_SIZE(a->n_heads, NULL, 1, 1024, "query heads, instead of the size's"),
+        OPT_SIZE(a->n_kv_heads, NULL, 1, 1024, "key/value heads, instead of one per query head"),
+        OPT_SIZE(a->ffn_dim, NULL, 8, 1048576, "feed-forward width, instead of twice the channels"),
+        OPT_GROUP("Positional encodings"),
+        OPT_CHOICE(a->sinusoidal_freqs, "bam", "bam vaswani", "exponents of the sinusoids"),
+        OPT_DOUBLE(a->sinusoidal_theta, "10000", 1.000001, 1e12, "base of the sinusoids' wavelengths"),
+        OPT_DOUBLE(a->rope_theta, "500000", 1.000001, 1e12, "base of the rotation's wavelengths"),
+        OPT_CHOICE(a->ssmax_prior, "inside", "inside outside", "is BAM's bias scaled by Scalable-Softmax?"),
+        OPT_BOOL(a->no_seq_scale, "0", "keep the scale of Scalable-Softmax at 1"),
+        OPT_BOOL(a->global_prior, "0", "one prior for all layers"),
+        OPT_CHOICE(a->theta_alpha_init, "0", "number slope log_slope sampled", "BAM's scale exponent at the start"),
+        option_alias("theta_beta_init", OPT_CHOICE(a->thata_beta_init, "0", "number linear sampled",
+                                                   "BAM's shape exponent at the start")),
+        OPT_CHOICE(a->theta_mu_init, "0", "number", "BAM's location parameter at the start"),
+        OPT_BOOL(a->theta_alpha_trainable, "1", "train BAM's scale exponent"),
+        OPT_BOOL(a->theta_beta_trainable, "1", "train BAM's shape exponent; if not, it is 1"),
+        OPT_BOOL(a->theta_mu_trainable, "0", "train BAM's location parameter"),
+        OPT_DOUBLE(a->prior_lr, NULL, 0, 1e6, "peak learning rate of the prior, instead of --learning_rate"),
+        OPT_GROUP("Batches"),
+        OPT_SIZE(a->batch_size, "4", 1, 1048576, "sequences per forward pass and rank"),
+        OPT_SIZE(a->sequence_length, "64", 1, 16777216, "tokens per sequence"),
+        option_required(option_one_of("tokens per step", OPT_SIZE(a->tokens_per_step, NULL, 1, OPTION_MAX,
+                                                                  "tokens per optimiser step, exactly"))),
+        option_required(option_one_of("tokens per step", OPT_SIZE(a->min_tokens_per_step, NULL, 1, OPTION_MAX,
+                                                                  "the same, rounded up to whole batches"))),
+        option_required(option_one_of("tokens per step", OPT_SIZE(a->max_tokens_per_step, NULL, 1, OPTION_MAX,
+                                                                  "the same, rounded down to whole batches"))),
+        OPT_GROUP("Optimisation"),
+        option_required(OPT_SIZE(a->num_iterations, NULL, 1, 1e12, "optimiser steps")),
+        OPT_CHOICE(a->optimizer, "radam", "radam adamw", "both with decoupled weight decay"),
+        OPT_DOUBLE(a->learning_rate, "1e-4", 0, 1e6, "peak learning rate"),
+        OPT_CHOICE(a->lr_scheduler, "cosine", "cosine linear wsd constant", "learning rate after the warm-up"),
+        OPT_SIZE(a->warmup_iters, "0", 0, 1e12, "steps of linear warm-up"),
+        OPT_DOUBLE(a->learning_rate_decay_frac, "1", 0, 1, "share of the learning rate that is left at the end"),
+        OPT_DOUBLE(a->weight_decay, "0", 0, 1e6, "of matrices; norms, scales and priors have none"),
+        OPT_DOUBLE(a->grad_clip, "1", 0, 1e12, "largest global norm of the gradient; 0: no clipping"),
+        OPT_SIZE(a->seed, "42", 0, OPTION_MAX, "of initial weights and samples"),
+        OPT_GROUP("Validation"),
+        OPT_SIZE(a->val_loss_every, "0", 0, 1e12, "steps between validations; 0: never"),
+        option_one_of("validation tokens", OPT_SIZE(a->val_tokens, NULL, 0, OPTION_MAX,
+                                                    "first tokens of the data, kept for validation [3932160]")),
+        option_one_of("validation tokens", OPT_SIZE(a->min_val_tokens, NULL, 0, OPTION_MAX, "the same, rounded up")),
+        option_one_of("validation tokens", OPT_SIZE(a->max_val_tokens, NULL, 0, OPTION_MAX, "the same, rounded down")),
+        OPT_SIZE(a->val_tokens_padding, "1000000", 0, OPTION_MAX, "tokens skipped between validation and training"),
+        OPT_GROUP("Samples"),
+        OPT_SIZE(a->sample_every, "0", 0, 1e12, "steps between samples of text; 0: never"),
+        OPT_STRING(a->sample_prompt, "Clearly, the meaning of life is", "what a sample continues"),
+        OPT_SIZE(a->sample_length, "64", 1, 1048576, "tokens of a sample"),
+        OPT_DOUBLE(a->temperature, "0.6", 0, 100, "of sampling; 0: the most probable token"),
+        OPT_DOUBLE(a->top_p, "0.9", 0.000001, 1, "probability mass that is sampled from"),
+        OPT_GROUP("Checkpoints"),
+        OPT_SIZE(a->checkpoint_every, "500", 0, 1e12, "steps between checkpoints; 0: only at the end"),
+        OPT_SIZE(a->keep_checkpoints, "1", 1, 1e6, "how many of the last checkpoints stay on disk"),
+        OPT_STRING(a->checkpoint, NULL, "run folder, or one of its checkpoints, to resume from"),
+        OPT_BOOL(a->checkpoint_args, "0", "take all arguments from the checkpoint's run; flags given here win"),
+        OPT_BOOL(a->reset_steps, "0", "start the schedule anew from the checkpoint, in a new run folder"),
+        OPT_STRING(a->init_from, NULL, "safetensors file to start the weights from; what it lacks is drawn"),
+        OPT_GROUP("Machine"),
+        OPT_CHOICE(a->dtype, "float32", "float32 bfloat16 float16", "precision of matrix products"),
+        OPT_STRING(a->device, "auto", "auto, or the device of this build"),
+        OPT_BOOL(a->recompute, "0", "compute activations again in the backward pass: less memory, more time"),
+        OPT_IGNORED(a->compile, "accepted, changes nothing"),
+        OPT_IGNORED(a->tensorcores, "accepted, changes nothing"),
+        OPT_GROUP("Debugging"),
+        OPT_BOOL(a->overfit_single_batch, "0", "train on the first batch only"),
+        OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log"),
+        OPT_SIZE(a->debug_nan_step, "0", 0, 1e12, "make the gradient NaN in this step, counted from 1; 0: never"),
+    };
+    return options_create("train_gpt", "Trains a language model on token shards and writes a run folder.", rows,
+                          sizeof rows / sizeof *rows);
+}
+
+// ----------------------------------------------------------------------------
+// what follows from the arguments
+
+// The model that the arguments describe, for a vocabulary that the data brings.
+static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_size, int bos) {
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    const ModelSize* size = model_size_find(a->model_size);
+    assert(size);
+    c.V = vocab_size, c.bos = bos;
+    c.C = a->dim ? a->dim : size->C;
+    c.L = a->n_layers ? a->n_layers : size->L;
+    c.NH = a->n_heads ? a->n_heads : size->NH;
+    c.NKV = a->n_kv_heads ? a->n_kv_heads : c.NH;
+    c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
+    bool known = posenc_parse(a->position_encoding, &c.encoding, &c.ssmax);
+    assert(known);
+    (void)known;
+    const PosencInfo* info = posenc_info(c.encoding);
+    c.bias_inside = info->inside && strcmp(a->ssmax_prior, "inside") == 0;
+    c.global_prior = a->global_prior && info->params > 0;
+    c.train_seq_scale = !a->no_seq_scale;
+    c.posenc.alpha_init = a->theta_alpha_init, c.posenc.beta_init = a->thata_beta_init;
+    c.posenc.mu_init = a->theta_mu_init;
+    c.posenc.trainable[0] = a->theta_alpha_trainable;
+    c.posenc.trainable[1] = a->theta_beta_trainable;
+    c.posenc.trainable[2] = a->theta_mu_trainable;
+    c.posenc.rotary_theta = a->rope_theta, c.posenc.sinusoidal_theta = a->sinusoidal_theta;
+    c.posenc.sinusoidal_vaswani = strcmp(a->sinusoidal_freqs, "vaswani") == 0;
+    model_config_check(&c);
+    return c;
+}
+
+// One of three flags fixes a number of tokens: exactly, at least or at most. Returns it as a multiple of
+// `batch`, the tokens of one forward pass over all ranks.
+static inline size_t whole_batches(const char* flag, size_t exactly, size_t at_least, size_t at_most, size_t batch) {
+    if (at_least) { return round_up(at_least, batch); }
+    if (at_most) {
+        if (at_most < batch) {
+            fatal("--max_%s %zu is less than one batch of %zu tokens (batch_size x sequence_length x ranks)", flag,
+                  at_most, batch);
+        }
+        return at_most / batch * batch;
+    }
+    if (exactly % batch != 0 && exactly < batch) {
+        fatal("--%s %zu is less than one batch of %zu tokens (batch_size x sequence_length x ranks); lower --batch_size",
+              flag, exactly, batch);
+    }
+    if (exactly % batch != 0) {
+        fatal("--%s %zu is not a multiple of the %zu tokens of a batch (batch_size x sequence_length x ranks); use %zu "
+              "or %zu, or --min_%s, --max_%s to round",
+              flag, exactly, batch, exactly / batch * batch, round_up(exactly, batch), flag, flag);
+    }
+    return exactly;
+}
+
+static inline size_t train_tokens_per_step(const TrainArgs* a, size_t ranks) {
+    return whole_batches("tokens_per_step", a->tokens_per_step, a->min_tokens_per_step, a->max_tokens_per_step,
+                         a->batch_size * a->sequence_length * ranks);
+}
+
+// Validation tokens: an explicit 0 is none; without a flag the published 3,932,160.
+static inline size_t train_val_tokens(const TrainArgs* a, const Options* options, size_t ranks) {
+    const char* const flags[] = {"val_tokens", "min_val_tokens", "max_val_tokens"};
+    bool given = false;
+    for (int i = 0; i < 3; i++) { given = given || options_source(options, flags[i]) >= OPTION_FROM_JSON; }
+    if (given && a->val_tokens + a->min_val_tokens + a->max_val_tokens == 0) { return 0; }
+    size_t exactly = given ? a->val_tokens : 3932160, batch = a->batch_size * a->sequence_length * ranks;
+    return whole_batches("val_tokens", exactly, a->min_val_tokens, a->max_val_tokens, batch);
+}
+
+#endif

@@ -1,0 +1,340 @@
+/*
+The whole model against the float64 oracle (dev/reference.py): every file of test/fixtures is one case with
+its logits, loss, gradients and optimiser steps; and the ways of computing the same thing against each other:
+recomputation, gradient accumulation, the key/value cache, packed documents.
+*/
+#include "test_util.h"
+
+#include <dirent.h>
+
+#include "../llmc/checkpoint.h"
+#include "../llmc/model.h"
+
+#define FIXTURES "test/fixtures"
+
+typedef struct {
+    char* path;
+    SafeTensors file;
+    ModelConfig config;
+    size_t B, T;
+    const int *tokens, *targets;
+} Case;
+
+static double number(const Case* c, const char* key) { return atof(safetensors_metadata(&c->file, key)); }
+static bool flag(const Case* c, const char* key) { return strcmp(safetensors_metadata(&c->file, key), "1") == 0; }
+
+static const int* integers(const SafeTensors* file, const char* name) {
+    const SafeTensor* t = safetensors_find(file, name);
+    int* values = (int*)xcalloc(t->count, sizeof(int));
+    memcpy(values, t->data, t->bytes);
+    return values;
+}
+
+static Case case_open(const char* path) {
+    Case c;
+    memset(&c, 0, sizeof c);
+    c.path = xstrdup(path);
+    c.file = safetensors_open(path);
+    ModelConfig* m = &c.config;
+    bool known = posenc_parse(safetensors_metadata(&c.file, "encoding"), &m->encoding, &m->ssmax);
+    assert_true(known);
+    m->V = (size_t)number(&c, "vocab_size"), m->C = (size_t)number(&c, "dim"), m->L = (size_t)number(&c, "n_layers");
+    m->NH = (size_t)number(&c, "n_heads"), m->NKV = (size_t)number(&c, "n_kv_heads");
+    m->F = (size_t)number(&c, "ffn_dim"), m->bos = (int)number(&c, "bos");
+    m->bias_inside = posenc_info(m->encoding)->inside &&
+                     strcmp(safetensors_metadata(&c.file, "ssmax_prior"), "inside") == 0;
+    m->global_prior = flag(&c, "global_prior") && posenc_info(m->encoding)->params > 0;
+    m->train_seq_scale = !flag(&c, "no_seq_scale");
+    m->posenc = posenc_default_options();
+    m->posenc.trainable[0] = flag(&c, "theta_alpha_trainable");
+    m->posenc.trainable[1] = flag(&c, "theta_beta_trainable");
+    m->posenc.trainable[2] = flag(&c, "theta_mu_trainable");
+    m->posenc.rotary_theta = number(&c, "rope_theta"), m->posenc.sinusoidal_theta = number(&c, "sinusoidal_theta");
+    m->posenc.sinusoidal_vaswani = strcmp(safetensors_metadata(&c.file, "sinusoidal_freqs"), "vaswani") == 0;
+    model_config_check(m);
+    c.B = (size_t)number(&c, "batch"), c.T = (size_t)number(&c, "seq_len");
+    c.tokens = integers(&c.file, "tokens"), c.targets = integers(&c.file, "targets");
+    return c;
+}
+
+static void case_close(Case* c) {
+    safetensors_close(&c->file);
+    free(c->path);
+    free((void*)c->tokens);
+    free((void*)c->targets);
+}
+
+static void load_weights(Model* model, const SafeTensors* file) {
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        checkpoint_read_tensor(file, model->tensors[i].name, &model->tensors[i], model->master);
+    }
+    model_parameters_changed(model);
+}
+
+static Model model_of(const Case* c, ModelMode mode, size_t B, size_t slots) {
+    Model model;
+    ModelPlan plan = {mode, B, c->T, slots, c->T};
+    model_plan(&model, &c->config, &plan);
+    model_allocate(&model);
+    load_weights(&model, &c->file);
+    return model;
+}
+
+static double* expected(const Case* c, const char* name, size_t* count) {
+    const SafeTensor* t = safetensors_find(&c->file, name);
+    if (!t) { fatal("%s has no %s", c->path, name); }
+    float* values = (float*)xcalloc(t->count, sizeof(float));
+    double* wide = (double*)xcalloc(t->count, sizeof(double));
+    safetensors_read_f32(values, t);
+    for (size_t i = 0; i < t->count; i++) { wide[i] = values[i]; }
+    if (count) { *count = t->count; }
+    free(values);
+    return wide;
+}
+
+static float* all_logits(const Model* model, size_t rows) {
+    size_t V = model->config.V;
+    float* logits = (float*)xcalloc(rows * V, sizeof(float));
+    for (size_t n = 0; n < rows; n++) { model_logits(model, logits + n * V, n); }
+    return logits;
+}
+
+// |got - want| of one tensor relative to its largest value; a gradient that is zero but for rounding is measured
+// against `floor` instead.
+static double tensor_error(const float* got, const double* want, size_t n, double floor) {
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) { largest = fmax(largest, fabs(want[i])); }
+    return relative_error(got, want, n) * (fmax(largest, 1e-30) / fmax(largest, floor));
+}
+
+// Compares what the model holds (its gradients or weights) with the fixture's tensors PREFIX.NAME.
+static void check_tensors(const Case* c, const Model* model, const float* array, const char* prefix, double tolerance,
+                          double floor) {
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        const Tensor* t = &model->tensors[i];
+        char* name = text("%s.%s", prefix, t->name);
+        size_t n;
+        double* want = expected(c, name, &n);
+        assert_int_equal(n, t->count);
+        double error = tensor_error(array + t->offset, want, n, floor);
+        if (!(error <= tolerance)) { print_error("%s %s: error %g, allowed %g\n", c->path, name, error, tolerance); }
+        assert_true(error <= tolerance);
+        free(want);
+        free(name);
+    }
+}
+
+static void for_each_case(void (*check)(const Case*)) {
+    DIR* dir = opendir(FIXTURES);
+    assert_non_null(dir);
+    size_t cases = 0;
+    bool seen[POS_COUNT][2] = {{false}};
+    for (struct dirent* entry; (entry = readdir(dir));) {
+        const char* name = entry->d_name;
+        size_t n = strlen(name);
+        if (n < 12 || strcmp(name + n - 12, ".safetensors") != 0 || strncmp(name, "interop_", 8) == 0) { continue; }
+        char* path = text("%s/%s", FIXTURES, name);
+        Case c = case_open(path);
+        check(&c);
+        seen[c.config.encoding][c.config.ssmax] = true;
+        cases++;
+        case_close(&c);
+        free(path);
+    }
+    closedir(dir);
+    for (int k = 0; k < POS_COUNT; k++) { assert_true(seen[k][0] && seen[k][1]); }  // all ten encodings
+    assert_true(cases >= 10);
+}
+
+// ----------------------------------------------------------------------------
+// against the oracle
+
+// fp32: sums of up to a few hundred products, each rounded to 6e-8, in another order than the oracle's.
+enum { FP32 = 0, BF16 = 1 };
+static const double LOGIT_TOLERANCE[] = {1e-5, 2e-2}, GRADIENT_TOLERANCE[] = {1e-5, 2e-2};
+
+static void check_forward_backward(const Case* c, int precision) {
+    Model model = model_of(c, MODE_TRAIN, c->B, 1);
+    size_t N = c->B * c->T;
+    model_forward(&model, c->tokens, c->B, c->T);
+    float* logits = all_logits(&model, N);
+    double *want = expected(c, "logits", NULL), *loss = expected(c, "loss", NULL);
+    double error = relative_error(logits, want, N * c->config.V);
+    if (error > LOGIT_TOLERANCE[precision]) { print_error("%s: logits\n", c->path); }
+    assert_error_below(error, LOGIT_TOLERANCE[precision]);
+    model_zero_gradients(&model);
+    model_backward(&model, c->targets, 1.0f / (float)N, 0);
+    assert_error_below(fabs(model_mean_loss(&model, 1) - *loss) / *loss, LOGIT_TOLERANCE[precision]);
+    double *norm = expected(c, "grad_norm", NULL);
+    // gradients smaller than this share of the norm are differences of larger terms
+    check_tensors(c, &model, model.grads, "grad", GRADIENT_TOLERANCE[precision], 1e-2 * *norm);
+    assert_error_below(fabs(model_gradient_norm(&model) - *norm) / *norm, GRADIENT_TOLERANCE[precision]);
+    free(logits);
+    free(want);
+    free(loss);
+    free(norm);
+    model_free(&model);
+}
+
+static void check_fp32(const Case* c) { check_forward_backward(c, FP32); }
+static void check_bf16(const Case* c) { check_forward_backward(c, BF16); }
+
+static void test_oracle_fp32(void** state) {
+    (void)state;
+    for_each_case(check_fp32);
+}
+
+static void test_oracle_bf16(void** state) {
+    (void)state;
+    backend_init("cpu", "bfloat16");
+    for_each_case(check_bf16);
+    backend_init("cpu", "float32");
+}
+
+static UpdateSettings settings_of(const Case* c) {
+    UpdateSettings s;
+    memset(&s, 0, sizeof s);
+    s.learning_rate = number(c, "learning_rate"), s.prior_learning_rate = number(c, "prior_lr");
+    s.weight_decay = number(c, "weight_decay");
+    s.beta1 = number(c, "beta1"), s.beta2 = number(c, "beta2"), s.epsilon = number(c, "eps");
+    s.adamw = strcmp(safetensors_metadata(&c->file, "optimizer"), "adamw") == 0;
+    return s;
+}
+
+static void check_steps(const Case* c) {
+    Model model = model_of(c, MODE_TRAIN, c->B, 1);
+    UpdateSettings s = settings_of(c);
+    size_t steps = (size_t)number(c, "steps");
+    double* losses = expected(c, "losses", NULL);
+    double clip = number(c, "grad_clip");
+    for (s.step = 1; s.step <= steps; s.step++) {
+        model_forward(&model, c->tokens, c->B, c->T);
+        model_zero_gradients(&model);
+        model_backward(&model, c->targets, 1.0f / (float)(c->B * c->T), 0);
+        // Rounding differences of 1e-7 grow with every update: Adam divides by gradients that may be near zero.
+        assert_error_below(fabs(model_mean_loss(&model, 1) - losses[s.step - 1]), 1e-4);
+        double norm = model_gradient_norm(&model);
+        s.gradient_scale = norm > clip ? clip / (norm + 1e-6) : 1.0;
+        model_update(&model, &s);
+        if (s.step == 3) { check_tensors(c, &model, model.master, "step3", 2e-4, 0); }
+        if (s.step == 8) { check_tensors(c, &model, model.master, "step8", 2e-3, 0); }
+    }
+    free(losses);
+    model_free(&model);
+}
+
+static void test_optimizer_steps(void** state) {
+    (void)state;
+    for_each_case(check_steps);
+}
+
+// ----------------------------------------------------------------------------
+// the same thing computed in other ways
+
+static float* gradients_of(const Case* c, ModelMode mode, size_t micro_steps) {
+    Model model = model_of(c, mode, c->B / micro_steps, micro_steps);
+    size_t rows = c->B / micro_steps * c->T;
+    model_zero_gradients(&model);
+    for (size_t m = 0; m < micro_steps; m++) {
+        model_forward(&model, c->tokens + m * rows, c->B / micro_steps, c->T);
+        model_backward(&model, c->targets + m * rows, 1.0f / (float)(c->B * c->T), m);
+    }
+    float* grads = (float*)xcalloc(model.param_count, sizeof(float));
+    memcpy(grads, model.grads, model.param_count * sizeof(float));
+    model_free(&model);
+    return grads;
+}
+
+static void check_recompute(const Case* c) {
+    Model shape;
+    ModelPlan plan = {MODE_TRAIN, c->B, c->T, 1, c->T};
+    model_plan(&shape, &c->config, &plan);
+    float *kept = gradients_of(c, MODE_TRAIN, 1), *again = gradients_of(c, MODE_TRAIN_RECOMPUTE, 1);
+    assert_memory_equal(kept, again, shape.param_count * sizeof(float));
+    // sequences one by one: sums in another order
+    float* split = gradients_of(c, MODE_TRAIN, c->B);
+    double difference = 0, square = 0;
+    for (size_t i = 0; i < shape.param_count; i++) {
+        difference += pow((double)split[i] - kept[i], 2), square += pow(kept[i], 2);
+    }
+    assert_error_below(sqrt(difference / square), 1e-6);
+    free(kept);
+    free(again);
+    free(split);
+    free(shape.tensors);
+}
+
+static void test_recompute_and_accumulation(void** state) {
+    (void)state;
+    for_each_case(check_recompute);
+}
+
+static void check_cache(const Case* c) {
+    size_t V = c->config.V, chunks[] = {1, 7, 64, c->T};
+    Model model = model_of(c, MODE_INFERENCE, c->B, 1);
+    model_forward(&model, c->tokens, c->B, c->T);
+    float* full = all_logits(&model, c->B * c->T);
+    double* want = (double*)xcalloc(c->T * V, sizeof(double));
+    for (size_t b = 0; b < c->B; b++) {
+        for (size_t i = 0; i < c->T * V; i++) { want[i] = full[b * c->T * V + i]; }
+        for (size_t k = 0; k < sizeof chunks / sizeof *chunks; k++) {
+            KVCache cache = kv_cache_create(&c->config, c->T);
+            while (cache.length < c->T) {
+                size_t at = cache.length, n = c->T - at < chunks[k] ? c->T - at : chunks[k];
+                model_prefill(&model, &cache, c->tokens + b * c->T + at, n);
+                float* logits = all_logits(&model, n);
+                // one row of products may be summed in another order than many
+                assert_error_below(relative_error(logits, want + at * V, n * V), 3e-6);
+                free(logits);
+            }
+            kv_cache_free(&cache);
+        }
+    }
+    free(full);
+    free(want);
+    model_free(&model);
+}
+
+static void test_cache_equals_full_forward(void** state) {
+    (void)state;
+    for_each_case(check_cache);
+}
+
+// A document gives the same logits alone as behind another one, except where the encoding adds the position in
+// the sequence (sinusoidal).
+static void check_packed(const Case* c) {
+    if (posenc_info(c->config.encoding)->mechanism == POSENC_ADD) { return; }
+    size_t V = c->config.V, T = c->T, start = 0;
+    for (size_t t = T - 1; t > 0 && start == 0; t--) { start = c->tokens[t] == c->config.bos ? t : 0; }
+    if (start == 0) { return; }
+    Model model = model_of(c, MODE_INFERENCE, c->B, 1);
+    model_forward(&model, c->tokens, 1, T);
+    float* packed = all_logits(&model, T);
+    model_forward(&model, c->tokens + start, 1, T - start);
+    float* alone = all_logits(&model, T - start);
+    double* want = (double*)xcalloc((T - start) * V, sizeof(double));
+    for (size_t i = 0; i < (T - start) * V; i++) { want[i] = packed[start * V + i]; }
+    assert_error_below(relative_error(alone, want, (T - start) * V), 3e-6);
+    free(packed);
+    free(alone);
+    free(want);
+    model_free(&model);
+}
+
+static void test_packed_documents(void** state) {
+    (void)state;
+    for_each_case(check_packed);
+}
+
+int main(void) {
+    backend_init("cpu", "float32");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_oracle_fp32),
+        cmocka_unit_test(test_oracle_bf16),
+        cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_recompute_and_accumulation),
+        cmocka_unit_test(test_cache_equals_full_forward),
+        cmocka_unit_test(test_packed_documents),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,393 @@
+/*
+Trains a language model: options, data, training loop. No mathematics: that is in llmc/model.h and the
+operators. This is the CUDA translation unit; it also builds for the CPU with `cc -x c`.
+*/
+#include <signal.h>
+
+#include "llmc/checkpoint.h"
+#include "llmc/dataloader.h"
+#include "llmc/generate.h"
+#include "llmc/logger.h"
+#include "llmc/model.h"
+#include "llmc/model_args.h"
+#include "llmc/tokenizer.h"
+#include "llmc/train_args.h"
+
+// Updates that may be skipped one after another because of a NaN before the run gives up.
+enum { MAX_SKIPPED_STEPS = 10 };
+
+typedef struct {
+    TrainArgs args;
+    Options options;
+    size_t rank, ranks;
+    size_t tokens_per_step, accumulation;
+    DataLoader loader;
+    ModelConfig config;
+    Model model;
+    Tokenizer* tokenizer;    // NULL when nothing is sampled
+    TokenList prompt;        // of samples, BOS included
+    Schedule schedule;
+    RunState state;
+    char* folder;
+    RunLogs logs;
+    FILE* batch_log;         // NULL unless --debug_batches
+    StepTimer timer;
+    double peak_flops;
+    size_t skipped;          // updates skipped in a row
+} Trainer;
+
+static volatile sig_atomic_t stop_signal;
+
+// The first signal asks the loop to save and leave; a second one ends the program at once.
+static void on_signal(int number) {
+    stop_signal = number;
+    signal(number, SIG_DFL);
+}
+
+// ----------------------------------------------------------------------------
+// setting up
+
+// Command line, then the checkpoint's run for what it left open, then the checks that need no data.
+static void read_arguments(Trainer* t, int argc, char** argv) {
+    TrainArgs* a = &t->args;
+    t->options = train_options(a);
+    options_parse(&t->options, argc, argv);
+    if (a->checkpoint_args) {
+        if (!a->checkpoint) { fatal("--checkpoint_args needs --checkpoint, the run to take the arguments from"); }
+        char* path = checkpoint_args_path(a->checkpoint);
+        cJSON* json = read_json(path);
+        const char* checkpoint = a->checkpoint;
+        options_from_json(&t->options, cJSON_GetObjectItemCaseSensitive(json, "args"), path);
+        a->checkpoint = checkpoint;
+        cJSON_Delete(json);
+        free(path);
+    }
+    options_check(&t->options);
+    if (a->reset_steps && !a->checkpoint) { fatal("--reset_steps needs --checkpoint, the run to go on from"); }
+    if (a->checkpoint && a->init_from) {
+        fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");
+    }
+    if (strcmp(a->dtype, "float16") == 0) { fatal("--dtype float16 is not supported; use bfloat16 or float32"); }
+    t->schedule = schedule_create(a->lr_scheduler, a->num_iterations, a->warmup_iters, a->learning_rate,
+                                  a->learning_rate_decay_frac, 0.2);
+}
+
+static void open_data(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    t->tokens_per_step = train_tokens_per_step(a, t->ranks);
+    t->accumulation = t->tokens_per_step / (a->batch_size * a->sequence_length * t->ranks);
+    size_t val_tokens = train_val_tokens(a, &t->options, t->ranks);
+    if (a->val_loss_every > 0 && val_tokens == 0) {
+        fatal("--val_loss_every %zu with no validation tokens; set --val_tokens, or --val_loss_every 0",
+              a->val_loss_every);
+    }
+    DataLoaderConfig c;
+    memset(&c, 0, sizeof c);
+    char* folder = text("%s/%s", a->data_dir, a->dataset);
+    c.folder = folder;
+    c.B = a->batch_size, c.T = a->sequence_length, c.rank = t->rank, c.world = t->ranks;
+    c.accumulation = t->accumulation, c.val_tokens = val_tokens;
+    c.val_padding = val_tokens > 0 ? a->val_tokens_padding : 0;
+    c.overfit_single_batch = a->overfit_single_batch;
+    dataloader_open(&t->loader, &c);
+}
+
+// The tokenizer and the prompt of samples, checked before any work.
+static void open_tokenizer(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    if (a->sample_every == 0) { return; }
+    t->tokenizer = tokenizer_open(a->tokenizer);
+    if (tokenizer_vocab_size(t->tokenizer) != t->loader.vocab_size) {
+        fatal("--tokenizer %s has %zu tokens, the data %zu; give the tokenizer that made the data, or --sample_every 0",
+              a->tokenizer, tokenizer_vocab_size(t->tokenizer), t->loader.vocab_size);
+    }
+    int bos = tokenizer_bos(t->tokenizer);
+    token_list_append(&t->prompt, &bos, 1);
+    tokenizer_encode(t->tokenizer, a->sample_prompt, strlen(a->sample_prompt), &t->prompt);
+}
+
+static void print_memory(const Trainer* t, const ModelMemory* memory) {
+    char total[16], parameters[16], gradients[16], optimizer[16], activations[16], other[16];
+    printf("memory   %s: parameters %s, gradients %s, optimiser %s,\n", format_bytes(total, model_memory_total(memory)),
+           format_bytes(parameters, memory->parameters), format_bytes(gradients, memory->gradients),
+           format_bytes(optimizer, memory->optimizer));
+    printf("         activations %s%s, tables and workspace %s\n", format_bytes(activations, memory->activations),
+           t->args.recompute ? " (recomputed)" : "", format_bytes(other, memory->tables + memory->workspace));
+}
+
+static void print_header(const Trainer* t, const ModelMemory* memory) {
+    char a[32], b[32], c[32], device[256];
+    DataLoaderTokens tokens = dataloader_tokens(&t->loader);
+    options_print_settings(&t->options, stdout);
+    printf("\ndata     %s: %s tokens in %zu shard%s, vocabulary %zu\n", t->args.dataset, format_count(a, tokens.total),
+           tokens.shards, tokens.shards == 1 ? "" : "s", t->loader.vocab_size);
+    printf("         validation %s, training %s, steps an epoch %s\n", format_count(a, tokens.validation),
+           format_count(b, tokens.training), format_count(c, tokens.steps_per_epoch));
+    printf("step     %s tokens: %zu x %zu, %zu rank%s, %zu accumulation step%s\n", format_count(a, t->tokens_per_step),
+           t->args.batch_size, t->args.sequence_length, t->ranks, t->ranks == 1 ? "" : "s", t->accumulation,
+           t->accumulation == 1 ? "" : "s");
+    printf("model    %s %s: %s parameters\n", t->args.model_size, t->args.position_encoding,
+           format_count(a, t->model.learned_count));
+    print_memory(t, memory);
+    backend_describe(device, sizeof device);
+    printf("device   %s\n", device);
+    fflush(stdout);
+}
+
+static void build_model(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    t->config = train_model_config(a, t->loader.vocab_size, t->loader.bos);
+    size_t sample = t->tokenizer ? t->prompt.count + a->sample_length : 0;
+    ModelPlan plan;
+    plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
+    plan.B = a->batch_size, plan.T = a->sequence_length, plan.slots = t->accumulation;
+    plan.max_length = sample > plan.T ? sample : plan.T;
+    ModelMemory memory = model_plan(&t->model, &t->config, &plan);
+    print_header(t, &memory);
+    size_t needed = model_memory_total(&memory), available = device_memory_available();
+    if (needed > available) {
+        char x[16], y[16];
+        fatal("the model needs %s, the device has %s free; lower --batch_size, or use --recompute 1",
+              format_bytes(x, needed), format_bytes(y, available));
+    }
+    model_allocate(&t->model);
+}
+
+// Initial weights, or those of a checkpoint with all that is needed to go on from it.
+static void load_weights(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    t->state.sampler = random_stream(a->seed, 1);
+    if (a->checkpoint) {
+        checkpoint_load(&t->model, &t->state, a->checkpoint);
+        DataLoaderState position = {t->state.epoch, t->state.position};
+        dataloader_restore(&t->loader, position, a->checkpoint);
+        if (a->reset_steps) { t->state.schedule_start = t->state.step; }
+        printf("resumed  %s at step %zu\n", a->checkpoint, t->state.step);
+    } else if (a->init_from) {
+        checkpoint_init_from(&t->model, a->init_from, a->seed);
+    } else {
+        model_init(&t->model, a->seed);
+    }
+}
+
+static cJSON* dataset_args_json(const Trainer* t) {
+    DataLoaderTokens tokens = dataloader_tokens(&t->loader);
+    cJSON* o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "dataset_dir", t->args.dataset);
+    cJSON_AddNumberToObject(o, "batch_size", (double)t->args.batch_size);
+    cJSON_AddNumberToObject(o, "seq_len", (double)t->args.sequence_length);
+    cJSON_AddNumberToObject(o, "grad_accum_steps", (double)t->accumulation);
+    cJSON_AddNumberToObject(o, "val_tokens", (double)tokens.validation);
+    cJSON_AddNumberToObject(o, "tokens_per_batch", (double)t->tokens_per_step);
+    cJSON_AddNumberToObject(o, "val_tokens_padding", (double)tokens.padding);
+    cJSON_AddNumberToObject(o, "total_tokens", (double)tokens.total);
+    cJSON_AddNumberToObject(o, "iterations", (double)tokens.steps_per_epoch);
+    cJSON_AddNumberToObject(o, "num_processes", (double)t->ranks);
+    cJSON_AddNumberToObject(o, "bos", t->loader.bos);
+    cJSON_AddNumberToObject(o, "eos", t->loader.eos);
+    cJSON_AddNumberToObject(o, "tokenizer_hash", t->loader.tokenizer_hash);
+    return o;
+}
+
+// A resumed run goes on in its own folder; a new one, or a new phase, gets the next free number.
+static void open_run_folder(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    bool same_run = a->checkpoint && !a->reset_steps;
+    t->folder = same_run ? checkpoint_run_folder(a->checkpoint)
+                         : run_folder_create(a->log_dir, a->model_size, a->position_encoding);
+    char device[256];
+    backend_describe(device, sizeof device);
+    cJSON* build = build_info();
+    cJSON_AddStringToObject(build, "device", device);
+    write_args_json(t->folder, options_to_json(&t->options), dataset_args_json(t),
+                    model_args_json(&t->config, a->batch_size, a->sequence_length), build);
+    t->logs = run_logs_open(t->folder, same_run ? t->state.step : 0);
+    if (a->debug_batches) {
+        char* path = text("%s/batches.log", t->folder);
+        t->batch_log = fopen(path, "a");
+        if (!t->batch_log) { fatal("cannot write %s: %s", path, strerror(errno)); }
+        free(path);
+    }
+    printf("run      %s\n\n", t->folder);
+    fflush(stdout);
+}
+
+// ----------------------------------------------------------------------------
+// one step
+
+// Sums the gradients of the step's micro-batches; returns the mean loss.
+static double accumulate_gradients(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    float scale = 1.0f / (float)(a->batch_size * a->sequence_length * t->accumulation);
+    model_zero_gradients(&t->model);
+    for (size_t micro = 0; micro < t->accumulation; micro++) {
+        dataloader_next(&t->loader);
+        if (t->loader.wrapped) {
+            printf("epoch %zu: the data starts again, its last %zu tokens were too few for a step\n",
+                   (size_t)dataloader_state(&t->loader).epoch, t->loader.dropped);
+        }
+        if (t->batch_log) {
+            fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro,
+                    (unsigned long long)dataloader_hash_batch(&t->loader));
+            fflush(t->batch_log);
+        }
+        model_forward(&t->model, t->loader.inputs, a->batch_size, a->sequence_length);
+        model_backward(&t->model, t->loader.targets, scale, micro);
+    }
+    return model_mean_loss(&t->model, t->accumulation);
+}
+
+static void update_weights(Trainer* t, double norm, double rate) {
+    const TrainArgs* a = &t->args;
+    UpdateSettings s;
+    double prior_peak = options_source(&t->options, "prior_lr") > OPTION_FROM_DEFAULT ? a->prior_lr : a->learning_rate;
+    s.learning_rate = rate;
+    s.prior_learning_rate = rate * (prior_peak / a->learning_rate);
+    s.weight_decay = a->weight_decay;
+    s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8;
+    // as torch.nn.utils.clip_grad_norm_ does
+    s.gradient_scale = a->grad_clip > 0 && norm + 1e-6 > a->grad_clip ? a->grad_clip / (norm + 1e-6) : 1.0;
+    s.step = ++t->state.optimizer_step;
+    s.seed = t->state.optimizer_step;
+    s.adamw = strcmp(a->optimizer, "adamw") == 0;
+    model_update(&t->model, &s);
+}
+
+static void print_progress(Trainer* t, double loss, double norm, double rate, double seconds) {
+    char line[PROGRESS_BUFFER];
+    step_timer_add(&t->timer, seconds);
+    Progress p;
+    p.step = t->state.step - t->state.schedule_start, p.num_steps = t->args.num_iterations;
+    p.loss = loss, p.norm = norm, p.lr = rate;
+    p.step_seconds = seconds;
+    p.tokens_per_second = (double)t->tokens_per_step / seconds;
+    p.mfu = p.tokens_per_second * model_flops_per_token(&t->config, t->args.sequence_length) /
+            (t->peak_flops * (double)t->ranks);
+    p.seconds_left = step_timer_seconds(&t->timer) * (double)(p.num_steps - p.step);
+    puts(format_progress(line, &p));
+    fflush(stdout);
+}
+
+// One optimiser step. A loss or gradient that is not finite skips the update, so the weights stay good, and
+// is logged; too many in a row end the run.
+static void train_step(Trainer* t) {
+    double started = wall_seconds();
+    double rate = learning_rate_at(&t->schedule, t->state.step - t->state.schedule_start);
+    double loss = accumulate_gradients(t);
+    if (t->args.debug_nan_step == t->state.step + 1) { loss = NAN; }
+    double norm = model_gradient_norm(&t->model);
+    bool finite = isfinite(loss) && isfinite(norm);
+    if (finite) { update_weights(t, norm, rate); }
+    device_synchronize();
+    DataLoaderState position = dataloader_state(&t->loader);
+    t->state.epoch = position.epoch, t->state.position = position.position;
+    double seconds = wall_seconds() - started;
+    log_train(&t->logs, t->state.step, loss, norm, rate, seconds, (double)t->tokens_per_step / seconds);
+    t->state.step++;
+    print_progress(t, loss, norm, rate, seconds);
+    t->skipped = finite ? 0 : t->skipped + 1;
+    if (!finite) { warn("step %zu: loss or gradient is not finite; its update is skipped", t->state.step - 1); }
+    if (t->skipped >= MAX_SKIPPED_STEPS) {
+        fatal("%d steps in a row without a finite loss; lower --learning_rate and resume from %s, whose last checkpoint "
+              "is good",
+              MAX_SKIPPED_STEPS, t->folder);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// between steps
+
+// Mean loss over the validation tokens: batches are of one size, so the mean of their means is the mean over tokens.
+static void validate(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    double started = wall_seconds(), sum = 0;
+    size_t batches = dataloader_val_batches(&t->loader);
+    for (size_t i = 0; i < batches; i++) {
+        dataloader_val_batch(&t->loader, i);
+        model_forward(&t->model, t->loader.inputs, a->batch_size, a->sequence_length);
+        model_losses(&t->model, t->loader.targets, 0);
+        sum += model_mean_loss(&t->model, 1);
+        if (is_terminal(stdout)) { printf("\rvalidating %zu/%zu", i + 1, batches), fflush(stdout); }
+        if (stop_signal) { break; }
+    }
+    if (is_terminal(stdout)) { printf("\r%40s\r", ""); }
+    if (stop_signal) { return; }
+    double loss = sum / (double)batches, seconds = wall_seconds() - started;
+    double tokens = (double)(batches * a->batch_size * a->sequence_length * t->ranks);
+    log_eval(&t->logs, t->state.step, loss, seconds, tokens / seconds);
+    printf("val  %zu | loss %.4f perplexity %.2f | %.0f tok/s\n", t->state.step, loss, exp(loss), tokens / seconds);
+    fflush(stdout);
+}
+
+static void print_sample(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    SamplingSettings settings = {a->temperature, a->top_p};
+    size_t length = t->prompt.count;
+    int* tokens = (int*)xcalloc(length + a->sample_length, sizeof(int));
+    memcpy(tokens, t->prompt.ids, length * sizeof(int));
+    KVCache cache = kv_cache_create(&t->config, length + a->sample_length);
+    length = generate(&t->model, &cache, tokens, length, a->sample_length, t->loader.eos, &settings, &t->state.sampler);
+    char* sample = tokenizer_decode(t->tokenizer, tokens, length, NULL);
+    printf("sample %zu | %s\n", t->state.step, sample);
+    fflush(stdout);
+    free(sample);
+    free(tokens);
+    kv_cache_free(&cache);
+}
+
+static void save(Trainer* t) {
+    double started = wall_seconds();
+    cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
+    checkpoint_save(t->folder, &t->model, &t->state, t->args.position_encoding, model_args, t->args.keep_checkpoints);
+    cJSON_Delete(model_args);
+    printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
+    fflush(stdout);
+}
+
+static bool is_due(size_t every, size_t step, bool last) { return every > 0 && (step % every == 0 || last); }
+
+static void train(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    size_t end = t->state.schedule_start + a->num_iterations;
+    if (t->state.step >= end) { printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end); }
+    while (!stop_signal) {
+        bool last = t->state.step >= end;
+        if (last) { save(t); }  // before anything at the end of a run can go wrong
+        if (is_due(a->val_loss_every, t->state.step, last)) { validate(t); }
+        if (is_due(a->sample_every, t->state.step, last) && !stop_signal) { print_sample(t); }
+        if (last || stop_signal) { break; }
+        train_step(t);
+        if (is_due(a->checkpoint_every, t->state.step, false) && t->state.step < end) { save(t); }
+    }
+    if (stop_signal && t->state.step < end) {
+        save(t);
+        printf("stopped by %s after step %zu; resume with --checkpoint %s --checkpoint_args\n", strsignal(stop_signal),
+               t->state.step, t->folder);
+    }
+}
+
+int main(int argc, char** argv) {
+    static Trainer trainer;
+    Trainer* t = &trainer;
+    t->rank = 0, t->ranks = 1;
+    read_arguments(t, argc, argv);
+    backend_init(t->args.device, t->args.dtype);
+    open_data(t);
+    open_tokenizer(t);
+    build_model(t);
+    load_weights(t);
+    open_run_folder(t);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    t->peak_flops = backend_matmul_rate();
+    train(t);
+    run_logs_close(&t->logs);
+    dataloader_close(&t->loader);
+    model_free(&t->model);
+    if (t->tokenizer) { tokenizer_close(t->tokenizer); }
+    free(t->prompt.ids);
+    free(t->folder);
+    if (t->batch_log) { fclose(t->batch_log); }
+    options_free(&t->options);
+    return stop_signal ? 128 + stop_signal : 0;
+}
