@@ -54,7 +54,15 @@ $(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/config.mk
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
 
 # ---------------------------------------------------------------- programs
-$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/config.mk
+# The commit goes into every run's args.json; the file changes only when the commit does.
+BUILD_INFO = -DBAMC_COMMIT='"$(shell cat $(BUILD)/commit.txt)"' -DBAMC_FLAGS='"$(CC) $(CFLAGS)"'
+.PHONY: force
+$(BUILD)/commit.txt: force
+	@mkdir -p $(BUILD)
+	@git describe --always --dirty 2>/dev/null >$@.new || echo unknown >$@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/config.mk $(BUILD)/commit.txt
 	$(CC) $(CFLAGS) $(BUILD_INFO) -x c -c -o $@ $<
 
 $(BUILD)/%.o: %.c $(BUILD)/config.mk

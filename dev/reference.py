@@ -42,7 +42,7 @@ CASES = {
     "nope": dict(dim=24, n_heads=3, n_kv_heads=1, seq_len=17, vocab_size=96),
     "nope_ssmax": dict(encoding="nope_ssmax", seq_len=33, grad_clip=0.5),
     "sinusoidal": dict(encoding="sinusoidal", n_heads=1, n_kv_heads=1, learning_rate=0.01, steps=8),
-    "sinusoidal_vaswani": dict(encoding="sinusoidal", sinusoidal_freqs="vaswani", dim=24, n_layers=1),
+    "sinusoidal_vaswani": dict(encoding="sinusoidal", sinusoidal_freqs="vaswani", dim=24, n_heads=3, n_kv_heads=3, n_layers=1),
     "sinusoidal_ssmax": dict(encoding="sinusoidal_ssmax", sinusoidal_theta=500.0),
     "rotary": dict(encoding="rotary", dim=96, n_kv_heads=1, n_layers=1, ffn_dim=16, vocab_size=24),
     "rotary_ssmax": dict(encoding="rotary_ssmax", dim=32, n_heads=4, ffn_dim=16, rope_theta=10000.0),

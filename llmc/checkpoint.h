@@ -216,6 +216,21 @@ static inline void checkpoint_remove_unfinished(void) {
     if (checkpoint_unfinished) { checkpoint_remove_folder(checkpoint_unfinished); }
 }
 
+// Removes what a killed program left half-written in RUN/checkpoints.
+static inline void checkpoint_remove_stale(const char* run) {
+    char* path = text("%s/checkpoints", run);
+    DIR* dir = opendir(path);
+    for (struct dirent* entry; dir && (entry = readdir(dir));) {
+        size_t n = strlen(entry->d_name);
+        if (n < 4 || strcmp(entry->d_name + n - 4, ".tmp") != 0) { continue; }
+        char* stale = text("%s/%s", path, entry->d_name);
+        checkpoint_remove_folder(stale);
+        free(stale);
+    }
+    if (dir) { closedir(dir); }
+    free(path);
+}
+
 // Saves the run's state as its newest checkpoint and removes all but the `keep` newest up to it.
 static inline void checkpoint_save(const char* run, const Model* model, const RunState* state, const char* encoding,
                                    const cJSON* model_args, size_t keep) {
@@ -223,7 +238,7 @@ static inline void checkpoint_save(const char* run, const Model* model, const Ru
     if (!registered) { atexit(checkpoint_remove_unfinished); }
     registered = true;
     char *folder = checkpoint_step_folder(run, (long long)state->step), *unfinished = text("%s.tmp", folder);
-    checkpoint_remove_folder(unfinished);
+    checkpoint_remove_stale(run);
     make_directories(unfinished);
     checkpoint_unfinished = unfinished;
     checkpoint_save_weights(unfinished, model, state, encoding, model_args);

@@ -265,11 +265,7 @@ static void encode_by_word(const Tokenizer* t, const char* text, size_t length, 
         if (end == length) { return; }
         space = text[end] == ' ';
         start = end + 1;
-        if (!space) {
-            token_list_append(out, t->newline_ids.data(), t->newline_ids.size());
-            space = start < length && text[start] == ' ';
-            start += space;
-        }
+        if (!space) { token_list_append(out, t->newline_ids.data(), t->newline_ids.size()); }
     }
 }
 

@@ -40,7 +40,7 @@ typedef struct {
 static inline Options train_options(TrainArgs* a) {
     const Option rows[] = {
         OPT_GROUP("Data and folders"),
-        option_required(OPT_STRING(a->dataset, NULL, "folder of token shards under --data_dir")),
+        OPT_STRING(a->dataset, "10B", "folder of token shards under --data_dir"),
         OPT_STRING(a->data_dir, "data", "where datasets are"),
         OPT_STRING(a->log_dir, "logs", "where run folders are made"),
         OPT_STRING(a->tokenizer, "data/tokenizer.model", "SentencePiece model, or bytes; read only to print samples"),
@@ -152,6 +152,8 @@ static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_si
     c.posenc.trainable[2] = a->theta_mu_trainable;
     c.posenc.rotary_theta = a->rope_theta, c.posenc.sinusoidal_theta = a->sinusoidal_theta;
     c.posenc.sinusoidal_vaswani = strcmp(a->sinusoidal_freqs, "vaswani") == 0;
+    // mu = 2 sinh(theta_mu): 20 is a distance of 5e8 already
+    if (!(fabs(atof(a->theta_mu_init)) <= 20)) { fatal("--theta_mu_init %s, expected -20 to 20", a->theta_mu_init); }
     model_config_check(&c);
     return c;
 }

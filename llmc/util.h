@@ -103,13 +103,13 @@ __attribute__((format(printf, 1, 2))) static inline char* text(const char* forma
 
 // "1h02m", "3m20s" or "12s", for time left and time taken; buffer of at least 16 bytes, returned.
 static inline const char* format_duration(char buffer[16], double seconds) {
-    unsigned long s = seconds > 0 && seconds < 3.6e8 ? (unsigned long)(seconds + 0.5) : 0;
+    unsigned s = seconds > 0 && seconds < 3.6e8 ? (unsigned)(seconds + 0.5) : 0;
     if (s >= 3600) {
-        snprintf(buffer, 16, "%luh%02lum", s / 3600, s / 60 % 60);
+        snprintf(buffer, 16, "%uh%02um", s / 3600, s / 60 % 60);
     } else if (s >= 60) {
-        snprintf(buffer, 16, "%lum%02lus", s / 60, s % 60);
+        snprintf(buffer, 16, "%um%02us", s / 60, s % 60);
     } else {
-        snprintf(buffer, 16, "%lus", s);
+        snprintf(buffer, 16, "%us", s);
     }
     return buffer;
 }

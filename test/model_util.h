@@ -1,10 +1,22 @@
 /*
-Small SentencePiece models made up by a test: writes the protocol buffer of sentencepiece_model.proto by hand.
+The SentencePiece models of the tests: Mistral's, and small ones made up by a test, for which this writes the protocol
+buffer of sentencepiece_model.proto by hand.
 */
 #ifndef MODEL_UTIL_H
 #define MODEL_UTIL_H
 
 #include "test_util.h"
+
+// $BAMC_TOKENIZER, else data/tokenizer.model, else fetched; NULL after a message when it cannot be had.
+static inline const char* mistral_path(void) {
+    const char* given = getenv("BAMC_TOKENIZER");
+    if (given) { return given; }
+    if (file_exists("data/tokenizer.model")) { return "data/tokenizer.model"; }
+    static const char fetched[] = "build/tokenizer.model";
+    if (file_exists(fetched) || system("dataset/get_tokenizer.sh build/tokenizer.model >&2") == 0) { return fetched; }
+    print_error("the Mistral tokenizer cannot be fetched; put it at data/tokenizer.model or set BAMC_TOKENIZER\n");
+    return NULL;
+}
 
 enum { PIECE_NORMAL = 1, PIECE_UNKNOWN = 2, PIECE_CONTROL = 3, PIECE_USER_DEFINED = 4, PIECE_BYTE = 6 };
 enum { MODEL_UNIGRAM = 1, MODEL_BPE = 2 };

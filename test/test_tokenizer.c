@@ -65,7 +65,7 @@ static void test_bytes(void** state) {
 static const char* const plain[] = {SP SP, "ab", SP "a", "aa", SP "ab", "ba", SP SP "a", SP "b",     "bab",
                                     "[x",  "a",  "b",    SP,   "[",     "x",  "]",       "\xC3\xA9", NULL};
 static const char* const reaching[] = {"a" SP, "ab", SP "a", "b" SP "a", SP SP, "a", "b", SP, NULL};
-static const char* const with_newline[] = {"a\n", "\n\n", "\n" SP, "ab", SP "a", "a", "b", SP, "\n", NULL};
+static const char* const with_newline[] = {"a\n", "\n\n", "ab", SP "a", "a", "b", SP, "\n", NULL};
 static const char* const user[] = {"[x]", "ab]", NULL};
 static const char* const user_reaching[] = {"a" SP "b", "b\na", NULL};
 
@@ -187,21 +187,9 @@ static void test_refusals(void** state) {
 // ----------------------------------------------------------------------------
 // the Mistral model
 
-// $BAMC_TOKENIZER, else data/tokenizer.model, else fetched; NULL when it cannot be had.
-static const char* mistral_path(void) {
-    const char* given = getenv("BAMC_TOKENIZER");
-    if (given) { return given; }
-    if (file_exists("data/tokenizer.model")) { return "data/tokenizer.model"; }
-    static const char fetched[] = "build/tokenizer.model";
-    return file_exists(fetched) || system("dataset/get_tokenizer.sh build/tokenizer.model >&2") == 0 ? fetched : NULL;
-}
-
 static int open_mistral(void** state) {
     const char* path = mistral_path();
-    if (!path) {
-        print_error("the Mistral tokenizer cannot be fetched; put it at data/tokenizer.model or set BAMC_TOKENIZER\n");
-        return 1;
-    }
+    if (!path) { return 1; }
     *state = tokenizer_open(path);
     return 0;
 }

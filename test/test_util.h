@@ -43,13 +43,13 @@ static inline double relative_error(const float* got, const double* want, size_t
     return error / largest;
 }
 
-#define assert_error_below(error, tolerance)                                                  \
-    do {                                                                                      \
-        double error_ = (error), tolerance_ = (tolerance);                                    \
-        if (!(error_ <= tolerance_)) {                                                        \
+#define assert_error_below(error, tolerance)                                                \
+    do {                                                                                    \
+        double error_ = (error), tolerance_ = (tolerance);                                  \
+        if (!(error_ <= tolerance_)) {                                                      \
             print_error("%s: %s = %g, allowed %g\n", __func__, #error, error_, tolerance_); \
-            fail();                                                                           \
-        }                                                                                     \
+            fail();                                                                         \
+        }                                                                                   \
     } while (0)
 
 // A fresh folder for this process, removed by the test runner; buffer of at least 64 bytes.

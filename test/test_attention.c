@@ -1,0 +1,756 @@
+/*
+Attention against a float64 reference that materialises every row of weights, over sequence lengths, head
+sizes, groups, biases, Scalable-Softmax and documents; thread counts; prefill in chunks; extreme logits.
+*/
+#include "test_util.h"
+#include "../llmc/backend.h"
+
+// fp32 sums of up to 1025 products: a few ulps (6e-8) times the square root of the length. Largest seen: 3e-6.
+static const double TOLERANCE = 6e-6;
+
+static const float UNTOUCHED = 12345.0f;
+
+enum { NO_BIAS, BIAS_INSIDE, BIAS_OUTSIDE, BIAS_CASES };
+
+typedef struct {
+    size_t B, T, NH, NKV, HS;
+    int bias;
+    bool scaled, documents;
+} Shape;
+
+// One problem with its inputs and results. q, k and v are interleaved as in the model, with a gap after every
+// token; columns of the bias beyond T are a gap too.
+typedef struct {
+    Shape shape;
+    AttentionInput in;
+    float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count;
+    int* start;
+    size_t qkv_floats, q_size, dk, dv;  // offsets of the gradients of k and v in dqkv
+} Problem;
+
+enum { GAP = 3 };
+
+static int* random_starts(const Shape* s, Random* random) {
+    int* start = xcalloc(s->B * s->T, sizeof(int));
+    for (size_t b = 0; b < s->B; b++) {
+        double chance = b == 0 ? 0.03 : 0.3;  // long and short documents
+        for (size_t t = 1; t < s->T; t++) {
+            start[b * s->T + t] = random_uniform(random) < chance ? (int)t : start[b * s->T + t - 1];
+        }
+    }
+    return start;
+}
+
+static Problem make_problem(Shape s, uint64_t seed) {
+    Problem p;
+    memset(&p, 0, sizeof p);
+    Random random = random_stream(seed, 1);
+    p.shape = s;
+    size_t stride = (s.NH + 2 * s.NKV) * s.HS + GAP, N = s.B * s.T;
+    p.q_size = N * s.NH * s.HS, p.qkv_floats = N * stride;
+    p.dk = s.NH * s.HS, p.dv = (s.NH + s.NKV) * s.HS;
+    p.qkv = random_array(p.qkv_floats, 1.0, &random), p.dqkv = random_array(p.qkv_floats, 1.0, &random);
+    p.dout = random_array(p.q_size, 1.0, &random), p.out = random_array(p.q_size, 1.0, &random);
+    p.lse = random_array(s.B * s.NH * s.T, 1.0, &random);
+    p.bias = random_array(s.NH * (s.T + GAP), 1.0, &random), p.dbias = random_array(s.NH * (s.T + GAP), 1.0, &random);
+    p.seq_scale = random_array(s.NH, 0.4, &random), p.dseq_scale = xcalloc(s.NH, sizeof(float));
+    p.start = random_starts(&s, &random), p.log_count = xcalloc(N, sizeof(float));
+    if (!s.documents) { memset(p.start, 0, N * sizeof(int)); }
+    for (size_t n = 0; n < N; n++) { p.log_count[n] = ssmax_log_count(n % s.T - (size_t)p.start[n] + 1); }
+    AttentionInput in = {.B = s.B, .Tq = s.T, .Tk = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS};
+    in.q = p.qkv, in.k = p.qkv + p.dk, in.v = p.qkv + p.dv;
+    in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = s.T * stride;
+    in.bias = s.bias == NO_BIAS ? NULL : p.bias, in.bias_stride = s.T + GAP, in.bias_inside = s.bias == BIAS_INSIDE;
+    in.seq_scale = s.scaled ? p.seq_scale : NULL, in.log_count = s.scaled ? p.log_count : NULL;
+    in.start = s.documents ? p.start : NULL;
+    p.in = in;
+    return p;
+}
+
+static void free_problem(Problem* p) {
+    float* arrays[] = {p->qkv,  p->dqkv,  p->out,       p->dout,       p->lse,
+                       p->bias, p->dbias, p->seq_scale, p->dseq_scale, p->log_count};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
+    free(p->start);
+}
+
+// Exactly as many bytes as asked for, so that the address sanitizer sees a step beyond; garbage inside.
+static void* make_workspace(const AttentionInput* in, bool backward) {
+    size_t bytes = attention_workspace(in->B, in->Tq, in->Tk, in->NH, in->NKV, in->HS, backward);
+    void* workspace = NULL;
+    assert_int_equal(posix_memalign(&workspace, 64, bytes), 0);
+    memset(workspace, 0xFF, bytes);  // NaN
+    return workspace;
+}
+
+static void forward(float* out, float* lse, const AttentionInput* in) {
+    void* workspace = make_workspace(in, false);
+    attention_forward(out, lse, in, workspace);
+    free(workspace);
+}
+
+static void backward(Problem* p) {
+    void* workspace = make_workspace(&p->in, true);
+    memset(p->dseq_scale, 0, p->shape.NH * sizeof(float));
+    attention_backward(p->dqkv, p->dqkv + p->dk, p->dqkv + p->dv, p->dbias, p->dseq_scale, p->dout, p->out, p->lse,
+                       &p->in, workspace);
+    free(workspace);
+}
+
+// ----------------------------------------------------------------------------
+// reference
+
+typedef struct {
+    double *out, *lse, *dqkv, *dbias, *dseq_scale;  // dqkv like Problem.dqkv, other arrays as in the contract
+} Reference;
+
+static Reference make_reference(const Problem* p) {
+    const Shape* s = &p->shape;
+    Reference r;
+    r.out = xcalloc(p->q_size, sizeof(double)), r.lse = xcalloc(s->B * s->NH * s->T, sizeof(double));
+    r.dqkv = xcalloc(p->qkv_floats, sizeof(double));
+    r.dbias = xcalloc(s->NH * p->in.bias_stride, sizeof(double)), r.dseq_scale = xcalloc(s->NH, sizeof(double));
+    return r;
+}
+
+static void free_reference(Reference* r) {
+    free(r->out), free(r->lse), free(r->dqkv), free(r->dbias), free(r->dseq_scale);
+}
+
+static double dot(const float* x, const float* y, size_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) { sum += (double)x[i] * (double)y[i]; }
+    return sum;
+}
+
+static void add_scaled(double* y, double factor, const float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) { y[i] += factor * (double)x[i]; }
+}
+
+// Weights of query i, and inner_j: what g multiplies in the logit of key j.
+static void reference_weights(const AttentionInput* in, size_t b, size_t h, size_t i, double* weights, double* inner,
+                              double* lse) {
+    size_t position = in->Tk - in->Tq + i, first = in->start ? (size_t)in->start[b * in->Tq + i] : 0;
+    double g = in->seq_scale ? (double)in->seq_scale[h] * (double)in->log_count[b * in->Tq + i] : 1.0;
+    const float* q = in->q + b * in->q_batch + i * in->q_stride + h * in->HS;
+    double largest = -INFINITY, sum = 0;
+    for (size_t j = first; j <= position; j++) {
+        const float* k = in->k + b * in->kv_batch + j * in->kv_stride + h * in->NKV / in->NH * in->HS;
+        double bias = in->bias ? (double)in->bias[h * in->bias_stride + position - j] : 0.0;
+        inner[j] = dot(q, k, in->HS) / sqrt((double)in->HS) + (in->bias_inside ? bias : 0.0);
+        weights[j] = g * inner[j] + (in->bias_inside ? 0.0 : bias);
+        largest = fmax(largest, weights[j]);
+    }
+    for (size_t j = first; j <= position; j++) { sum += weights[j] = exp(weights[j] - largest); }
+    for (size_t j = first; j <= position; j++) { weights[j] /= sum; }
+    *lse = largest + log(sum);
+}
+
+static void reference_row(const Problem* p, Reference* r, size_t b, size_t h, size_t i, double* weights, double* inner,
+                          bool gradients) {
+    const AttentionInput* in = &p->in;
+    size_t HS = in->HS, row = ((b * in->Tq + i) * in->NH + h) * HS,
+           first = in->start ? (size_t)p->start[b * in->Tq + i] : 0;
+    double ln_n = in->seq_scale ? (double)in->log_count[b * in->Tq + i] : 0.0;
+    double g = in->seq_scale ? (double)in->seq_scale[h] * ln_n : 1.0, root = sqrt((double)HS);
+    reference_weights(in, b, h, i, weights, inner, &r->lse[(b * in->NH + h) * in->Tq + i]);
+    size_t keys = (size_t)(in->k - in->q) + b * in->kv_batch + h * in->NKV / in->NH * HS;
+    size_t values = keys + (size_t)(in->v - in->k), query = b * in->q_batch + i * in->q_stride + h * HS;
+    for (size_t j = first; j <= i; j++) {
+        add_scaled(r->out + row, weights[j], p->qkv + values + j * in->kv_stride, HS);
+    }
+    if (!gradients) { return; }
+    double delta = 0;
+    for (size_t d = 0; d < HS; d++) { delta += r->out[row + d] * (double)p->dout[row + d]; }
+    for (size_t j = first; j <= i; j++) {
+        size_t k = keys + j * in->kv_stride, v = values + j * in->kv_stride;
+        double dz = weights[j] * (dot(p->qkv + v, p->dout + row, HS) - delta);
+        if (first == i) { dz = 0; }
+        add_scaled(r->dqkv + v, weights[j], p->dout + row, HS);
+        add_scaled(r->dqkv + query, dz * g / root, p->qkv + k, HS);
+        add_scaled(r->dqkv + k, dz * g / root, p->qkv + query, HS);
+        r->dbias[h * in->bias_stride + i - j] += in->bias_inside ? dz * g : dz;
+        r->dseq_scale[h] += dz * ln_n * inner[j];
+    }
+}
+
+static Reference reference(const Problem* p, bool gradients) {
+    Reference r = make_reference(p);
+    const AttentionInput* in = &p->in;
+#pragma omp parallel for
+    for (size_t kv = 0; kv < in->NKV; kv++) {
+        double *weights = xcalloc(in->Tk, sizeof(double)), *inner = xcalloc(in->Tk, sizeof(double));
+        for (size_t h = kv * in->NH / in->NKV; h < (kv + 1) * in->NH / in->NKV; h++) {
+            for (size_t n = 0; n < in->B * in->Tq; n++) {
+                reference_row(p, &r, n / in->Tq, h, n % in->Tq, weights, inner, gradients);
+            }
+        }
+        free(weights), free(inner);
+    }
+    return r;
+}
+
+// relative_error of one of the three interleaved gradients.
+static double gradient_error(const Problem* p, const Reference* r, size_t offset, size_t columns) {
+    size_t N = p->shape.B * p->shape.T;
+    float* got = xcalloc(N * columns, sizeof(float));
+    double* want = xcalloc(N * columns, sizeof(double));
+    for (size_t n = 0; n < N; n++) {
+        memcpy(got + n * columns, p->dqkv + n * p->in.q_stride + offset, columns * sizeof(float));
+        memcpy(want + n * columns, r->dqkv + n * p->in.q_stride + offset, columns * sizeof(double));
+    }
+    double error = relative_error(got, want, N * columns);
+    free(got), free(want);
+    return error;
+}
+
+static double bias_error(const Problem* p, const Reference* r) {
+    size_t T = p->shape.T, NH = p->shape.NH;
+    float* got = xcalloc(NH * T, sizeof(float));
+    double* want = xcalloc(NH * T, sizeof(double));
+    for (size_t h = 0; h < NH; h++) {
+        memcpy(got + h * T, p->dbias + h * p->in.bias_stride, T * sizeof(float));
+        memcpy(want + h * T, r->dbias + h * p->in.bias_stride, T * sizeof(double));
+    }
+    double error = relative_error(got, want, NH * T);
+    free(got), free(want);
+    return error;
+}
+
+// lse may be near 0, so its error is absolute there: relative to at least 1.
+static double lse_error(const float* got, const double* want, size_t n) {
+    double error = 0;
+    for (size_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - want[i]) / fmax(1.0, fabs(want[i]));
+        error = e <= error ? error : isnan(e) ? INFINITY : e;
+    }
+    return error;
+}
+
+static void check_forward(const Problem* p, const Reference* r, double tolerance) {
+    assert_error_below(relative_error(p->out, r->out, p->q_size), tolerance);
+    assert_error_below(lse_error(p->lse, r->lse, p->shape.B * p->shape.NH * p->shape.T), tolerance);
+}
+
+static void check_backward(const Problem* p, const Reference* r, double tolerance) {
+    assert_error_below(gradient_error(p, r, 0, p->dk), tolerance);
+    assert_error_below(gradient_error(p, r, p->dk, p->dv - p->dk), tolerance);
+    assert_error_below(gradient_error(p, r, p->dv, p->dv - p->dk), tolerance);
+    if (p->in.bias) { assert_error_below(bias_error(p, r), tolerance); }
+    if (p->in.seq_scale) { assert_error_below(relative_error(p->dseq_scale, r->dseq_scale, p->shape.NH), tolerance); }
+}
+
+static void print_shape(const Shape* s) {
+    print_error("B %zu T %zu NH %zu NKV %zu HS %zu bias %d scaled %d documents %d\n", s->B, s->T, s->NH, s->NKV, s->HS,
+                s->bias, s->scaled, s->documents);
+}
+
+// ----------------------------------------------------------------------------
+// every shape
+
+// What lies between the tokens and beyond the table must stay as it was.
+static void check_gaps(const Problem* p) {
+    size_t stride = p->in.q_stride;
+    for (size_t n = 0; n < p->shape.B * p->shape.T; n++) {
+        for (size_t c = stride - GAP; c < stride; c++) { assert_true(p->dqkv[n * stride + c] == UNTOUCHED); }
+    }
+    for (size_t h = 0; h < p->shape.NH; h++) {
+        for (size_t d = p->shape.T; d < p->in.bias_stride; d++) {
+            assert_true(p->dbias[h * p->in.bias_stride + d] == UNTOUCHED);
+        }
+    }
+}
+
+static void fill(float* x, size_t n, float value) {
+    for (size_t i = 0; i < n; i++) { x[i] = value; }
+}
+
+static void check_shape(Shape s, uint64_t seed) {
+    Problem p = make_problem(s, seed);
+    fill(p.dqkv, p.qkv_floats, UNTOUCHED);
+    fill(p.dbias, s.NH * p.in.bias_stride, UNTOUCHED);
+    forward(p.out, p.lse, &p.in);
+    backward(&p);
+    Reference r = reference(&p, true);
+    if (getenv("SHOW")) printf("XX out %.1e lse %.1e dq %.1e dk %.1e dv %.1e db %.1e ds %.1e T %zu HS %zu\n", relative_error(p.out, r.out, p.q_size), lse_error(p.lse, r.lse, s.B*s.NH*s.T), gradient_error(&p,&r,0,p.dk), gradient_error(&p,&r,p.dk,p.dv-p.dk), gradient_error(&p,&r,p.dv,p.dv-p.dk), p.in.bias?bias_error(&p,&r):0, p.in.seq_scale?relative_error(p.dseq_scale, r.dseq_scale, s.NH):0, s.T, s.HS);
+    bool bad = relative_error(p.out, r.out, p.q_size) > TOLERANCE || gradient_error(&p, &r, 0, p.dv) > TOLERANCE;
+    if (bad) { print_shape(&s); }
+    check_forward(&p, &r, TOLERANCE);
+    check_backward(&p, &r, TOLERANCE);
+    check_gaps(&p);
+    free_reference(&r);
+    free_problem(&p);
+}
+
+// Every length with every head size; groups, biases, scale and documents rotate through all their combinations.
+static void test_shapes(void** state) {
+    (void)state;
+    static const size_t lengths[] = {1, 2, 31, 33, 127, 129}, sizes[] = {8, 24, 32, 40, 48, 64, 80, 96, 128};
+    static const size_t kv_heads[] = {1, 3, 6};
+    uint64_t n = 0;
+    for (size_t t = 0; t < 6; t++) {
+        for (size_t h = 0; h < 9; h++) {
+            for (size_t repeat = 0; repeat < (lengths[t] < 100 ? 4 : 2); repeat++, n++) {
+                uint64_t c = n * 7;  // 36 combinations, 7 is coprime
+                Shape s = {1 + n % 2, lengths[t], 6, kv_heads[c % 3], sizes[h], (int)(c / 3 % BIAS_CASES),
+                           c / 9 % 2, c / 18 % 2};
+                check_shape(s, n);
+            }
+        }
+    }
+}
+
+static void test_long_shapes(void** state) {
+    (void)state;
+    static const Shape shapes[] = {
+        {1, 1025, 2, 1, 32, BIAS_INSIDE, true, false},   {1, 1025, 2, 2, 48, BIAS_OUTSIDE, true, true},
+        {1, 1025, 3, 3, 8, NO_BIAS, false, false},       {1, 1025, 1, 1, 40, BIAS_INSIDE, true, true},
+        {1, 1025, 1, 1, 64, BIAS_OUTSIDE, false, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) { check_shape(shapes[i], 100 + i); }
+}
+
+static void test_accumulates_and_optional_outputs(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){2, 70, 4, 2, 24, BIAS_INSIDE, true, true}, 1);
+    forward(p.out, p.lse, &p.in);
+    backward(&p);
+    float* first = xcalloc(p.shape.NH, sizeof(float));
+    memcpy(first, p.dseq_scale, p.shape.NH * sizeof(float));
+    void* workspace = make_workspace(&p.in, true);
+    attention_backward(p.dqkv, p.dqkv + p.dk, p.dqkv + p.dv, p.dbias, p.dseq_scale, p.dout, p.out, p.lse, &p.in,
+                       workspace);
+    for (size_t h = 0; h < p.shape.NH; h++) { assert_true(p.dseq_scale[h] == first[h] + first[h]); }
+    float* out = random_array(p.q_size, 1.0, &(Random){1});
+    attention_forward(out, NULL, &p.in, workspace);  // the backward's workspace is enough
+    assert_memory_equal(out, p.out, p.q_size * sizeof(float));
+    free(workspace), free(first), free(out);
+    free_problem(&p);
+}
+
+// ----------------------------------------------------------------------------
+// threads
+
+static void run_with_threads(Problem* p, int threads) {
+    set_threads(threads);
+    forward(p->out, p->lse, &p->in);
+    backward(p);
+}
+
+// 1 and 2 heads for 3 threads take the shared path, 6 the private one.
+static void test_any_number_of_threads_gives_the_same_bits(void** state) {
+    (void)state;
+    static const Shape shapes[] = {
+        {1, 700, 1, 1, 48, BIAS_INSIDE, true, false}, {1, 517, 4, 1, 32, BIAS_OUTSIDE, true, true},
+        {2, 300, 2, 1, 40, BIAS_INSIDE, true, true},  {2, 200, 6, 3, 64, BIAS_INSIDE, true, true},
+        {1, 5, 3, 3, 64, BIAS_INSIDE, true, false},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        Problem one = make_problem(shapes[i], i);
+        run_with_threads(&one, 1);
+        Reference r = reference(&one, true);
+        check_forward(&one, &r, TOLERANCE);
+        check_backward(&one, &r, TOLERANCE);
+        free_reference(&r);
+        for (int threads = 2; threads <= 5; threads++) {
+            Problem many = make_problem(shapes[i], i);
+            run_with_threads(&many, threads);
+            assert_memory_equal(one.out, many.out, one.q_size * sizeof(float));
+            assert_memory_equal(one.dqkv, many.dqkv, one.qkv_floats * sizeof(float));
+            assert_memory_equal(one.dbias, many.dbias, shapes[i].NH * one.in.bias_stride * sizeof(float));
+            assert_memory_equal(one.dseq_scale, many.dseq_scale, shapes[i].NH * sizeof(float));
+            free_problem(&many);
+        }
+        free_problem(&one);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// queries at an offset
+
+// Runs queries position..position+count-1 of p against a cache of capacity tokens that holds all earlier keys.
+static void run_chunk(const Problem* p, const float* cache, size_t capacity, size_t position, size_t count,
+                      float* out) {
+    const Shape* s = &p->shape;
+    size_t row = s->NKV * s->HS;
+    AttentionInput in = p->in;
+    in.Tq = count, in.Tk = position + count;
+    in.q = p->qkv + position * in.q_stride;
+    in.k = cache, in.v = cache + row, in.kv_stride = 2 * row, in.kv_batch = capacity * 2 * row;
+    int* start = xcalloc(s->B * count, sizeof(int));
+    float *log_count = xcalloc(s->B * count, sizeof(float)),
+          *chunk = xcalloc(s->B * count * s->NH * s->HS, sizeof(float));
+    for (size_t b = 0; b < s->B; b++) {
+        memcpy(start + b * count, p->start + b * s->T + position, count * sizeof(int));
+        memcpy(log_count + b * count, p->log_count + b * s->T + position, count * sizeof(float));
+    }
+    in.start = in.start ? start : NULL, in.log_count = log_count;
+    forward(chunk, NULL, &in);
+    size_t C = s->NH * s->HS;
+    for (size_t b = 0; b < s->B; b++) {
+        memcpy(out + (b * s->T + position) * C, chunk + b * count * C, count * C * sizeof(float));
+    }
+    free(start), free(log_count), free(chunk);
+}
+
+static float* make_cache(const Problem* p, size_t capacity) {
+    const Shape* s = &p->shape;
+    size_t row = 2 * s->NKV * s->HS;
+    float* cache = xcalloc(s->B * capacity * row, sizeof(float));
+    fill(cache, s->B * capacity * row, NAN);
+    for (size_t n = 0; n < s->B * s->T; n++) {
+        float* entry = cache + (n / s->T * capacity + n % s->T) * row;
+        memcpy(entry, p->qkv + n * p->in.q_stride + p->dk, row * sizeof(float));
+    }
+    return cache;
+}
+
+static void test_chunks_equal_the_whole(void** state) {
+    (void)state;
+    static const Shape shapes[] = {
+        {2, 300, 6, 3, 48, BIAS_INSIDE, true, true},   {1, 230, 2, 2, 40, BIAS_OUTSIDE, true, false},
+        {1, 200, 4, 1, 32, NO_BIAS, false, true},      {1, 150, 64, 1, 8, BIAS_OUTSIDE, false, false},
+        {3, 100, 1, 1, 128, BIAS_INSIDE, false, true},
+    };
+    static const size_t chunks[] = {1, 7, 64, 0};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const Shape* s = &shapes[i];
+        Problem p = make_problem(*s, 30 + i);
+        Reference r = reference(&p, false);
+        size_t capacity = s->T + 11;
+        float *cache = make_cache(&p, capacity), *out = xcalloc(p.q_size, sizeof(float));
+        for (size_t c = 0; c < 4; c++) {
+            for (int threads = 1; threads <= 3; threads += 2) {
+                set_threads(threads);
+                fill(out, p.q_size, NAN);
+                size_t chunk = chunks[c] ? chunks[c] : s->T;
+                for (size_t t = 0; t < s->T; t += chunk) {
+                    run_chunk(&p, cache, capacity, t, t + chunk < s->T ? chunk : s->T - t, out);
+                }
+                assert_error_below(relative_error(out, r.out, p.q_size), TOLERANCE);
+            }
+        }
+        free(cache), free(out);
+        free_reference(&r);
+        free_problem(&p);
+    }
+}
+
+// The workspace of a longer pass is enough for any shorter one.
+static void test_workspace_grows_with_every_size(void** state) {
+    (void)state;
+    for (int threads = 1; threads <= 5; threads++) {
+        set_threads(threads);
+        for (int backward = 0; backward < 2; backward++) {
+            size_t largest = attention_workspace(4, 700, 700, 6, 2, 48, backward);
+            for (size_t B = 1; B <= 4; B++) {
+                for (size_t T = 1; T <= 700; T += 99) {
+                    assert_true(attention_workspace(B, T, 700, 6, 2, 48, false) <= largest);
+                    assert_true(attention_workspace(B, T, T, 6, 2, 48, backward) <= largest);
+                }
+            }
+            size_t twice = attention_workspace(4, 1400, 1400, 6, 2, 48, backward);
+            assert_true(twice < 3 * largest);  // O(T)
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// documents and masks
+
+static void test_packed_documents_equal_separate_ones(void** state) {
+    (void)state;
+    static const size_t lengths[] = {1, 64, 2, 96, 33, 1, 61};
+    Shape s = {1, 258, 4, 2, 32, BIAS_INSIDE, true, true};
+    Problem packed = make_problem(s, 5);
+    for (size_t doc = 0, first = 0; doc < sizeof lengths / sizeof *lengths; first += lengths[doc++]) {
+        for (size_t t = first; t < first + lengths[doc]; t++) {
+            packed.start[t] = (int)first;
+            packed.log_count[t] = ssmax_log_count(t - first + 1);
+        }
+    }
+    forward(packed.out, packed.lse, &packed.in);
+    size_t C = s.NH * s.HS;
+    for (size_t doc = 0, first = 0; doc < sizeof lengths / sizeof *lengths; first += lengths[doc++]) {
+        AttentionInput in = packed.in;
+        in.Tq = in.Tk = lengths[doc], in.start = NULL, in.log_count += first;
+        in.q += first * in.q_stride, in.k += first * in.kv_stride, in.v += first * in.kv_stride;
+        float* out = xcalloc(lengths[doc] * C, sizeof(float));
+        double* want = xcalloc(lengths[doc] * C, sizeof(double));
+        forward(out, NULL, &in);
+        for (size_t i = 0; i < lengths[doc] * C; i++) { want[i] = (double)packed.out[first * C + i]; }
+        assert_error_below(relative_error(out, want, lengths[doc] * C), 2e-6);
+        free(out), free(want);
+    }
+    free_problem(&packed);
+}
+
+// Keys and values that a query must not see, made huge, change no bit of its output or of its dq.
+static void test_nothing_leaks(void** state) {
+    (void)state;
+    enum { T = 200, DOCUMENT = 77, CHANGED = 130 };
+    Shape s = {1, T, 2, 1, 40, BIAS_INSIDE, true, true};
+    Problem p = make_problem(s, 9), q = make_problem(s, 9);
+    Problem* both[] = {&p, &q};
+    for (size_t n = 0; n < 2; n++) {
+        for (size_t t = 0; t < T; t++) {
+            size_t start = t < DOCUMENT ? 0 : DOCUMENT;
+            both[n]->start[t] = (int)start;
+            both[n]->log_count[t] = ssmax_log_count(t - start + 1);
+        }
+    }
+    for (size_t t = 0; t < T; t++) {
+        for (size_t d = 0; d < 2 * s.HS && (t < DOCUMENT || t >= CHANGED); d++) {
+            q.qkv[t * q.in.q_stride + q.dk + d] = d % 3 ? 1e30f : -1e18f;
+        }
+    }
+    for (size_t n = 0; n < 2; n++) {
+        forward(both[n]->out, both[n]->lse, &both[n]->in);
+        backward(both[n]);
+    }
+    for (size_t t = DOCUMENT; t < CHANGED; t++) {
+        size_t C = s.NH * s.HS;
+        assert_memory_equal(p.out + t * C, q.out + t * C, C * sizeof(float));
+        assert_memory_equal(p.dqkv + t * p.in.q_stride, q.dqkv + t * p.in.q_stride, C * sizeof(float));
+    }
+    free_problem(&p), free_problem(&q);
+}
+
+// ----------------------------------------------------------------------------
+// extreme values
+
+static bool all_finite(const float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (!isfinite(x[i])) { return false; }
+    }
+    return true;
+}
+
+static void zero_queries(Problem* p) {
+    for (size_t n = 0; n < p->shape.B * p->shape.T; n++) {
+        memset(p->qkv + n * p->in.q_stride, 0, p->shape.NH * p->shape.HS * sizeof(float));
+    }
+}
+
+// With q = 0 the weights are the softmax of the bias alone: the output is the reference's without any q.k.
+static void test_zero_queries_leave_the_bias(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){1, 140, 2, 2, 32, BIAS_OUTSIDE, true, false}, 3);
+    zero_queries(&p);
+    forward(p.out, p.lse, &p.in);
+    for (size_t h = 0; h < 2; h++) {
+        for (size_t i = 0; i < 140; i++) {
+            double sum = 0;
+            for (size_t d = 0; d <= i; d++) { sum += exp((double)p.bias[h * p.in.bias_stride + d]); }
+            assert_error_below(fabs((double)p.lse[h * 140 + i] - log(sum)), 1e-6);
+        }
+    }
+    Reference r = reference(&p, false);
+    check_forward(&p, &r, 1e-6);
+    free_reference(&r);
+    free_problem(&p);
+}
+
+typedef struct {
+    const char* name;
+    float even, odd;  // bias at even and odd distances
+    float slope;      // added per distance
+    bool zero_q;      // else scores of order 1 that must vanish beside the bias or be exact
+    float q_factor;
+} Extreme;
+
+// Values whose fp32 logits are exact or far apart, so that the float64 reference is the right answer.
+static const Extreme EXTREMES[] = {
+    {"all at -1e6", -1e6f, -1e6f, 0.0f, true, 0.0f},          {"all at -1e30", -1e30f, -1e30f, 0.0f, true, 0.0f},
+    {"all at 1e30", 1e30f, 1e30f, 0.0f, true, 0.0f},          {"-1e30 and 1e30", -1e30f, 1e30f, 0.0f, false, 1.0f},
+    {"-1e30 and 0", -1e30f, 0.0f, 0.0f, false, 1.0f},         {"0 and -1e30", 0.0f, -1e30f, 0.0f, false, 1.0f},
+    {"1e30 and 0", 1e30f, 0.0f, 0.0f, false, 1.0f},           {"falling to -7e10", 0.0f, 0.0f, -5e8f, false, 1.0f},
+    {"rising from -7e10", -7e10f, -7e10f, 5e8f, false, 1.0f}, {"products of 1e30", 0.0f, 0.0f, 0.0f, false, 1e30f},
+};
+
+static void check_extreme(const Extreme* e, int bias, bool scaled, float seq_scale) {
+    Problem p = make_problem((Shape){1, 140, 2, 1, 32, bias, scaled, true}, 17);
+    if (e->zero_q) { zero_queries(&p); }
+    for (size_t n = 0; n < 140 && !e->zero_q; n++) {
+        for (size_t c = 0; c < p.dk; c++) { p.qkv[n * p.in.q_stride + c] *= e->q_factor; }
+    }
+    for (size_t h = 0; h < 2; h++) {
+        p.seq_scale[h] = seq_scale;
+        for (size_t d = 0; d < 140; d++) {
+            p.bias[h * p.in.bias_stride + d] = (d % 2 ? e->odd : e->even) + e->slope * (float)d;
+        }
+    }
+    forward(p.out, p.lse, &p.in);
+    backward(&p);
+    bool finite = all_finite(p.out, p.q_size) && all_finite(p.lse, 280) && all_finite(p.dqkv, p.qkv_floats) &&
+                  all_finite(p.dbias, 280) && all_finite(p.dseq_scale, 2);
+    if (!finite) { print_error("%s: not finite\n", e->name); }
+    assert_true(finite);
+    // logits one apart, at 1e30, are one and the same in fp32 and not in float64
+    bool exact = e->zero_q || e->q_factor > 1.0f || (e->odd <= 0.0f && e->even <= 0.0f);
+    Reference r = reference(&p, true);
+    double error = exact ? relative_error(p.out, r.out, p.q_size) : 0;
+    double dv_error = exact ? gradient_error(&p, &r, p.dv, p.dv - p.dk) : 0;
+    if (error > 2e-5 || dv_error > 2e-5) {
+        print_error("%s, bias %d, scaled %d: out %g, dv %g\n", e->name, bias, scaled, error, dv_error);
+        fail();
+    }
+    free_reference(&r);
+    free_problem(&p);
+}
+
+static void test_extreme_logits(void** state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof EXTREMES / sizeof *EXTREMES; i++) {
+        check_extreme(&EXTREMES[i], BIAS_OUTSIDE, false, 1.0f);
+        check_extreme(&EXTREMES[i], BIAS_OUTSIDE, true, 0.5f);
+        check_extreme(&EXTREMES[i], BIAS_INSIDE, false, 1.0f);
+        check_extreme(&EXTREMES[i], BIAS_INSIDE, true, 0.5f);
+        check_extreme(&EXTREMES[i], BIAS_INSIDE, true, -0.5f);
+    }
+}
+
+// BAM with theta_beta = 2 over 262,144 keys: logits down to -7e10, one query.
+static void test_bias_over_a_long_context(void** state) {
+    (void)state;
+    enum { T = 262144, HS = 8 };
+    Random random = random_stream(4, 4);
+    float *q = random_array(HS, 1.0, &random), *k = random_array((size_t)T * HS, 1.0, &random);
+    float *v = random_array((size_t)T * HS, 1.0, &random), *bias = xcalloc(T, sizeof(float)), out[HS], lse;
+    double theta[3] = {0.0, 2.0, 0.0};
+    for (size_t d = 0; d < T; d++) { bias[d] = posenc_bias(POS_BAM, theta, 0, 1, d); }
+    AttentionInput in = {.B = 1, .Tq = 1, .Tk = T, .NH = 1, .NKV = 1, .HS = HS};
+    in.q = q, in.k = k, in.v = v, in.q_stride = in.kv_stride = HS, in.q_batch = HS, in.kv_batch = (size_t)T * HS;
+    in.bias = bias, in.bias_stride = T, in.bias_inside = true;
+    forward(out, &lse, &in);
+    double *weights = xcalloc(T, sizeof(double)), *inner = xcalloc(T, sizeof(double)), want_lse, want[HS] = {0};
+    reference_weights(&in, 0, 0, 0, weights, inner, &want_lse);
+    for (size_t j = 0; j < T; j++) { add_scaled(want, weights[j], v + j * HS, HS); }
+    assert_error_below(relative_error(out, want, HS), TOLERANCE);
+    assert_error_below(fabs((double)lse - want_lse), 1e-6);
+    free(q), free(k), free(v), free(bias), free(weights), free(inner);
+}
+
+// Large logits of both signs: the gradient recomputes the softmax where lse is too coarse.
+static void test_gradients_where_lse_is_coarse(void** state) {
+    (void)state;
+    static const float levels[] = {-2048.0f, 90.0f, 4096.0f};
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
+        Problem p = make_problem((Shape){1, 150, 3, 3, 24, BIAS_OUTSIDE, false, true}, 70 + i);
+        zero_queries(&p);  // logits of one level are exact, sums of order-1 scores with it are not
+        fill(p.bias, p.shape.NH * p.in.bias_stride, levels[i]);
+        forward(p.out, p.lse, &p.in);
+        backward(&p);
+        Reference r = reference(&p, true);
+        check_backward(&p, &r, TOLERANCE);
+        free_reference(&r);
+        free_problem(&p);
+    }
+}
+
+// Documents of one token, also under a bias of 1e30 and with a scale of ln 1 = 0.
+static void test_one_visible_key(void** state) {
+    (void)state;
+    static const float biases[] = {0.0f, 1e30f, -1e30f};
+    for (int c = 0; c < 3 * BIAS_CASES * 2; c++) {
+        Problem p = make_problem((Shape){1, 100, 2, 1, 48, c / 3 % BIAS_CASES, c / 9 == 1, true}, 21);
+        for (size_t t = 0; t < 100; t++) { p.start[t] = (int)t, p.log_count[t] = 0.0f; }
+        fill(p.bias, 2 * p.in.bias_stride, biases[c % 3]);
+        forward(p.out, p.lse, &p.in);
+        backward(&p);
+        assert_true(all_finite(p.lse, 200));
+        for (size_t t = 0; t < 100; t++) {
+            const float *value = p.qkv + t * p.in.kv_stride + p.dv, *gradient = p.dqkv + t * p.in.q_stride;
+            for (size_t h = 0; h < 2; h++) { assert_memory_equal(p.out + (t * 2 + h) * 48, value, 48 * sizeof(float)); }
+            for (size_t d = 0; d < p.dv; d++) { assert_true(gradient[d] == 0.0f); }
+            for (size_t d = 0; d < 48; d++) {
+                assert_true(gradient[p.dv + d] == p.dout[t * 96 + d] + p.dout[t * 96 + 48 + d]);
+            }
+        }
+        for (size_t d = 0; d < 100 && p.in.bias; d++) {
+            assert_true(p.dbias[d] == 0.0f && p.dbias[p.in.bias_stride + d] == 0.0f);
+        }
+        assert_true(p.dseq_scale[0] == 0.0f && p.dseq_scale[1] == 0.0f);
+        free_problem(&p);
+    }
+}
+
+// A NaN must reach the loss, not vanish in a maximum.
+static void test_nan_is_not_hidden(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){1, 100, 1, 1, 32, NO_BIAS, false, false}, 2);
+    p.qkv[50 * p.in.kv_stride + p.dk + 7] = NAN;  // in a key
+    forward(p.out, p.lse, &p.in);
+    assert_true(all_finite(p.out, 48 * 32));
+    for (size_t i = 50; i < 100; i++) { assert_true(isnan(p.out[i * 32]) && isnan(p.lse[i])); }
+    free_problem(&p);
+}
+
+// ----------------------------------------------------------------------------
+// finite differences
+
+static double reference_loss(const Problem* p) {
+    Reference r = reference(p, false);
+    double loss = 0;
+    for (size_t i = 0; i < p->q_size; i++) { loss += r.out[i] * (double)p->dout[i]; }
+    free_reference(&r);
+    return loss;
+}
+
+// Central difference of the reference's loss by one fp32 number; error of order step^2.
+static double finite_difference(const Problem* p, float* x) {
+    float old = *x, above = old + 0x1p-10f, below = old - 0x1p-10f;
+    *x = above;
+    double loss_above = reference_loss(p);
+    *x = below;
+    double loss_below = reference_loss(p);
+    *x = old;
+    return (loss_above - loss_below) / ((double)above - (double)below);
+}
+
+static void test_finite_differences(void** state) {
+    (void)state;
+    for (int c = 0; c < 4; c++) {
+        int bias = c % 2 ? BIAS_OUTSIDE : BIAS_INSIDE;
+        Problem p = make_problem((Shape){2, 23, 2, 1, 8, bias, c < 3, c != 1}, 40 + (uint64_t)c);
+        forward(p.out, p.lse, &p.in);
+        backward(&p);
+        for (size_t h = 0; h < 2; h++) {
+            for (size_t d = 0; d < 23; d++) {
+                size_t at = h * p.in.bias_stride + d;
+                assert_error_below(fabs(finite_difference(&p, p.bias + at) - (double)p.dbias[at]), 1e-5);
+            }
+            double scale_gradient = finite_difference(&p, p.seq_scale + h);
+            if (p.in.seq_scale) { assert_error_below(fabs(scale_gradient - (double)p.dseq_scale[h]), 1e-4); }
+        }
+        free_problem(&p);
+    }
+}
+
+static int default_threads(void** state) {
+    (void)state;
+    set_threads(2);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_shapes, default_threads),
+        cmocka_unit_test_setup(test_long_shapes, default_threads),
+        cmocka_unit_test_setup(test_accumulates_and_optional_outputs, default_threads),
+        cmocka_unit_test_setup(test_any_number_of_threads_gives_the_same_bits, default_threads),
+        cmocka_unit_test_setup(test_chunks_equal_the_whole, default_threads),
+        cmocka_unit_test_setup(test_workspace_grows_with_every_size, default_threads),
+        cmocka_unit_test_setup(test_packed_documents_equal_separate_ones, default_threads),
+        cmocka_unit_test_setup(test_nothing_leaks, default_threads),
+        cmocka_unit_test_setup(test_zero_queries_leave_the_bias, default_threads),
+        cmocka_unit_test_setup(test_extreme_logits, default_threads),
+        cmocka_unit_test_setup(test_bias_over_a_long_context, default_threads),
+        cmocka_unit_test_setup(test_gradients_where_lse_is_coarse, default_threads),
+        cmocka_unit_test_setup(test_one_visible_key, default_threads),
+        cmocka_unit_test_setup(test_nan_is_not_hidden, default_threads),
+        cmocka_unit_test_setup(test_finite_differences, default_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
