@@ -26,6 +26,8 @@ typedef struct {
     bool cut_start, cut_end;
 } Lengths;
 
+static int chunk[CHUNK_TOKENS];  // of the shard, while it is read through
+
 static Shard open_shard(const char* path) {
     Shard s = {path, fopen(path, "rb"), {0}};
     struct stat info;
@@ -42,16 +44,14 @@ static Shard open_shard(const char* path) {
     return s;
 }
 
-// Up to n of the next tokens as ids; returns how many.
-static size_t read_tokens(const Shard* s, int* ids, size_t n) {
-    size_t got = fread(ids, s->info.token_bytes, n, s->file);
-    if (got < n && ferror(s->file)) { fatal("%s: cannot be read: %s", s->path, strerror(errno)); }
-    if (s->info.token_bytes == 2) {
-        for (size_t i = got; i-- > 0;) {
-            uint16_t narrow;
-            memcpy(&narrow, (const char*)ids + 2 * i, 2);
-            ids[i] = narrow;
-        }
+// The next tokens as ids in chunk; returns how many.
+static size_t read_chunk(const Shard* s) {
+    size_t got = fread(chunk, s->info.token_bytes, CHUNK_TOKENS, s->file);
+    if (ferror(s->file)) { fatal("%s: cannot be read: %s", s->path, strerror(errno)); }
+    for (size_t i = got; s->info.token_bytes == 2 && i-- > 0;) {  // widened in place, from the end
+        uint16_t narrow;
+        memcpy(&narrow, (const char*)chunk + 2 * i, 2);
+        chunk[i] = narrow;
     }
     return got;
 }
@@ -92,28 +92,26 @@ static void lengths_add(Lengths* l, size_t length) {
 // One pass over all tokens: checks the ids, measures the documents (each from its BOS to the next).
 static Lengths measure(const Shard* s) {
     Lengths l = {0};
-    int* ids = (int*)xcalloc(CHUNK_TOKENS, sizeof(int));
     size_t position = 0, start = 0;
     int last = -1;
-    for (size_t n; (n = read_tokens(s, ids, CHUNK_TOKENS)) > 0; position += n) {
+    for (size_t n; (n = read_chunk(s)) > 0; position += n) {
         for (size_t i = 0; i < n; i++) {
-            if (s->info.vocab_size && (uint32_t)ids[i] >= s->info.vocab_size) {
+            if (s->info.vocab_size && (uint32_t)chunk[i] >= s->info.vocab_size) {
                 fatal(
                     "%s: token %zu is %u, expected below the vocabulary size %zu; write the shard again with "
                     "dataset/prepare",
-                    s->path, position + i, (uint32_t)ids[i], s->info.vocab_size);
+                    s->path, position + i, (uint32_t)chunk[i], s->info.vocab_size);
             }
-            if (position + i == 0) { l.cut_start = ids[i] != s->info.bos; }
-            if (ids[i] == s->info.bos && position + i > 0) {
+            if (position + i == 0) { l.cut_start = chunk[i] != s->info.bos; }
+            if (chunk[i] == s->info.bos && position + i > 0) {
                 lengths_add(&l, position + i - start);
                 start = position + i;
             }
         }
-        last = ids[n - 1];
+        last = chunk[n - 1];
     }
     if (position > start) { lengths_add(&l, position - start); }
     l.cut_end = s->info.eos >= 0 && last != s->info.eos;
-    free(ids);
     return l;
 }
 
@@ -173,9 +171,8 @@ static void print_document(size_t index, const TokenList* ids, size_t length, co
 // The first count documents, each up to SHOWN_TOKENS; without a BOS id the shard is one document.
 static void print_documents(const Shard* s, size_t count, const Tokenizer* t) {
     TokenList ids = {0};
-    int* chunk = (int*)xcalloc(CHUNK_TOKENS, sizeof(int));
     size_t index = 0, length = 0;
-    for (size_t n; index < count && (n = read_tokens(s, chunk, CHUNK_TOKENS)) > 0;) {
+    for (size_t n; index < count && (n = read_chunk(s)) > 0;) {
         for (size_t i = 0; i < n && index < count; i++) {
             if (chunk[i] == s->info.bos && length > 0) {
                 print_document(index++, &ids, length, t);
@@ -185,7 +182,6 @@ static void print_documents(const Shard* s, size_t count, const Tokenizer* t) {
         }
     }
     if (index < count && length > 0) { print_document(index, &ids, length, t); }
-    free(chunk);
     free(ids.ids);
 }
 

@@ -338,6 +338,15 @@ static Arguments parse_arguments(int argc, char** argv) {
     return a;
 }
 
+static Format input_format(const char* path, const char* given) {
+    bool is_jsonl = given ? strcmp(given, "jsonl") == 0 : ends_with(path, ".jsonl");
+    if (!given && !is_jsonl && !ends_with(path, ".txt")) {
+        fatal("%s: unknown kind of text, expected a name in .txt or .jsonl; give --format txt or --format jsonl",
+              strcmp(path, "-") == 0 ? "standard input" : path);
+    }
+    return is_jsonl ? FORMAT_JSONL : FORMAT_TXT;
+}
+
 // Checks that every input is there and what it is, before any work; adds up the sizes, 0 when one is unknown.
 static Input* find_inputs(const Arguments* a, size_t* total) {
     Input* inputs = (Input*)xcalloc(a->input.count, sizeof *inputs);
@@ -346,25 +355,18 @@ static Input* find_inputs(const Arguments* a, size_t* total) {
     for (size_t i = 0; i < a->input.count; i++) {
         Input* input = &inputs[i];
         const char* path = input->path = a->input.items[i];
-        const char* format = a->format ? a->format : ends_with(path, ".jsonl") ? "jsonl" : "txt";
-        if (!a->format && !ends_with(path, ".jsonl") && !ends_with(path, ".txt")) {
-            fatal("%s: unknown kind of text, expected a name in .txt or .jsonl; give --format txt or --format jsonl",
-                  strcmp(path, "-") == 0 ? "standard input" : path);
-        }
-        input->format = strcmp(format, "jsonl") == 0 ? FORMAT_JSONL : FORMAT_TXT;
-        any_txt = any_txt || input->format == FORMAT_TXT;
+        bool is_stdin = strcmp(path, "-") == 0;
+        if (is_stdin && has_stdin) { fatal("standard input is named twice; give - once"); }
+        has_stdin = has_stdin || is_stdin;
         struct stat info;
-        if (strcmp(path, "-") == 0) {
-            if (has_stdin) { fatal("standard input is named twice; give - once"); }
-            has_stdin = unknown = true;
-            continue;
-        }
         int file = input_open(input);
         if (fstat(file, &info) != 0) { input_failed(input); }
+        if (!is_stdin) { close(file); }
         if (S_ISDIR(info.st_mode)) { fatal("%s: a folder, expected a file; name the files in it", path); }
-        close(file);
         unknown = unknown || !S_ISREG(info.st_mode);
         *total += (size_t)info.st_size;
+        input->format = input_format(path, a->format);
+        any_txt = any_txt || input->format == FORMAT_TXT;
     }
     if (unknown) { *total = 0; }
     if (a->separator && !any_txt) { fatal("--separator is for txt input, found only jsonl; leave it out"); }

@@ -237,16 +237,18 @@ INLINE void accumulate_rows(size_t rows, size_t D, float* out, size_t depth, con
 // Columns d..d+LANES-1 of a head's row; 0 past its end.
 INLINE Vector load_head(const float* row, size_t d, size_t HS) {
     if (d + LANES <= HS) { return load(row + d); }
-    Vector x = splat(0.0f);
-    memcpy(&x, row + d, (HS - d) * sizeof(float));
-    return x;
+    float part[LANES] = {0};
+    memcpy(part, row + d, (HS - d) * sizeof(float));
+    return load(part);
 }
 
 INLINE void store_head(float* row, size_t d, size_t HS, Vector x) {
     if (d + LANES <= HS) {
         store(row + d, x);
     } else {
-        memcpy(row + d, &x, (HS - d) * sizeof(float));
+        float part[LANES];
+        store(part, x);
+        memcpy(row + d, part, (HS - d) * sizeof(float));
     }
 }
 

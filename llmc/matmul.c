@@ -27,9 +27,7 @@ static void check(dnnl_status_t status, const char* what) {
     }
 }
 
-static dnnl_data_type_t factor_type(Precision precision) {
-    return precision == PRECISION_BF16 ? dnnl_bf16 : dnnl_f32;
-}
+static dnnl_data_type_t factor_type(Precision precision) { return precision == PRECISION_BF16 ? dnnl_bf16 : dnnl_f32; }
 
 // rows x columns, stored as [columns,rows] when transpose; ld elements between stored rows.
 static Layout layout_strided(size_t rows, size_t columns, size_t ld, bool transpose, dnnl_data_type_t type) {
@@ -127,9 +125,7 @@ static dnnl_engine_t cpu_engine(void) {
 
 static dnnl_stream_t cpu_stream(void) {
     static dnnl_stream_t stream;
-    if (!stream) {
-        check(dnnl_stream_create(&stream, cpu_engine(), dnnl_stream_default_flags), "creating a stream");
-    }
+    if (!stream) { check(dnnl_stream_create(&stream, cpu_engine(), dnnl_stream_default_flags), "creating a stream"); }
     return stream;
 }
 
@@ -204,8 +200,8 @@ static const Packing* packing_for(const Product* p) {
 
 static Kernel kernel_create(const Product* p, int threads) {
     Kernel x = {*p, threads, NULL, NULL, NULL, NULL};
-    Layout b = p->packed ? preferred_layout(p)
-                         : layout_strided(p->k, p->n, p->ldb, p->transpose_b, factor_type(p->precision));
+    Layout b =
+        p->packed ? preferred_layout(p) : layout_strided(p->k, p->n, p->ldb, p->transpose_b, factor_type(p->precision));
     dnnl_primitive_desc_t description;
     check(describe_product(&description, p, b), "describing a matrix product");
     check(dnnl_primitive_create(&x.primitive, description), "creating a matrix product");
@@ -250,6 +246,7 @@ static void set_handle(dnnl_memory_t memory, const void* data) {
 }
 
 void product(float* c, const void* a, const void* b, const Product* p) {
+    assert(!p->packed || (p->ldc == p->n && (p->transpose_a || p->lda == p->k)));
     const Kernel* x = kernel_for(p);
     set_handle(x->a, a);
     set_handle(x->b, b);
@@ -294,4 +291,89 @@ void factor_copy(void* out, size_t ld_out, const float* inp, size_t ld_inp, size
             memcpy((float*)out + r * ld_out, from, columns * sizeof(float));
         }
     }
+}
+
+// ----------------------------------------------------------------------------
+// operators
+
+// Rows of a block: large enough for the library's best rate, small enough to stay in cache between the
+// conversion and the products. Below FEW_ROWS rows packing the weight costs more than it saves.
+enum { BLOCK_ROWS = 1024, FEW_ROWS = 64 };
+
+void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, void* workspace, size_t N, size_t C,
+                    size_t OC) {
+    Precision precision = cpu_precision;
+    char* block = (char*)workspace + product_packed_bytes(C, OC);
+    Product p = {0, OC, C, C, C, OC, false, true, N >= FEW_ROWS, false, precision};
+    const void* b = weight;
+    if (p.packed) {
+        product_pack(workspace, weight, &p);
+        b = workspace;
+    } else if (precision == PRECISION_BF16) {
+        factor_copy(workspace, C, weight, C, OC, C, precision);
+        b = workspace;
+    }
+    size_t step = precision == PRECISION_BF16 ? BLOCK_ROWS : N;
+    for (size_t row = 0; row < N; row += step) {
+        p.m = N - row < step ? N - row : step;
+        const void* a = inp + row * C;
+        if (precision == PRECISION_BF16) {
+            factor_copy(block, C, inp + row * C, C, p.m, C, precision);
+            a = block;
+        }
+        product(out + row * OC, a, b, &p);
+    }
+}
+
+void matmul_backward(floatX* dinp, float* dweight, const floatX* dout, const floatX* inp, const floatX* weight,
+                     void* workspace, size_t N, size_t C, size_t OC) {
+    Precision precision = cpu_precision;
+    size_t block_rows = N < BLOCK_ROWS ? N : BLOCK_ROWS, dout_ld = padded_stride(OC), inp_ld = padded_stride(C);
+    char* dout_block = (char*)workspace + product_packed_bytes(OC, C);
+    char* inp_block = dout_block + block_rows * dout_ld * sizeof(float);
+    bool low = precision == PRECISION_BF16;
+    // In bf16 dinp reads the same padded rows as dweight; in fp32 dout itself, and a packed weight pays.
+    Product to_inp = {0, C, OC, low ? dout_ld : OC, C, C, false, false, !low && N >= FEW_ROWS, false, precision};
+    Product to_weight = {OC, C, 0, dout_ld, low ? inp_ld : C, C, true, false, false, true, precision};
+    const void* b = weight;
+    if (dinp && to_inp.packed) {
+        product_pack(workspace, weight, &to_inp);
+        b = workspace;
+    } else if (dinp && low) {
+        factor_copy(workspace, C, weight, C, OC, C, precision);
+        b = workspace;
+    }
+    for (size_t row = 0; row < N; row += block_rows) {
+        size_t rows = N - row < block_rows ? N - row : block_rows;
+        if (low || dweight) { factor_copy(dout_block, dout_ld, dout + row * OC, OC, rows, OC, precision); }
+        if (dinp) {
+            to_inp.m = rows;
+            product(dinp + row * C, low ? (const void*)dout_block : dout + row * OC, b, &to_inp);
+        }
+        if (!dweight) { continue; }
+        if (low) { factor_copy(inp_block, inp_ld, inp + row * C, C, rows, C, precision); }
+        to_weight.k = rows;
+        product(dweight, dout_block, low ? (const void*)inp_block : inp + row * C, &to_weight);
+    }
+}
+
+size_t matmul_workspace(size_t N, size_t C, size_t OC) {
+    size_t rows = N < BLOCK_ROWS ? N : BLOCK_ROWS;
+    return product_packed_bytes(C, OC) + rows * (padded_stride(OC) + padded_stride(C)) * sizeof(float);
+}
+
+double backend_matmul_rate(void) {
+    enum { M = 4096, N = 1024, K = 1024 };
+    Product p = {M, N, K, K, N, N, false, false, true, false, cpu_precision};
+    float* memory = (float*)device_malloc((M * K + M * N) * sizeof(float) + product_packed_bytes(K, N));
+    float *c = memory + M * K, *b = c + M * N;
+    double best = 1e30, start = wall_seconds();
+    for (int run = 0; run < 4 || wall_seconds() - start < 0.2; run++) {
+        double t = wall_seconds();
+        product(c, memory, b, &p);
+        t = wall_seconds() - t;
+        if (t < best) { best = t; }
+    }
+    device_free(memory);
+    return 2.0 * M * N * K / best;
 }

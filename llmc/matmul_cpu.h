@@ -15,7 +15,8 @@ Compiled kernels are kept by shape. Calls come from one thread; the library uses
 #include "cpu_common.h"
 
 // Strides are elements between stored rows. A[m,k] is stored as [k,m] when transpose_a, B[k,n] as [n,k] when
-// transpose_b. A packed B has no stride or transpose of its own: they describe what product_pack reads.
+// transpose_b. A packed B has no stride or transpose of its own: they describe what product_pack reads; A and C
+// are then dense, since the library has no fast kernel for a packed B otherwise.
 typedef struct {
     size_t m, n, k;
     size_t lda, ldb, ldc;

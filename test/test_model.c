@@ -99,24 +99,34 @@ static float* all_logits(const Model* model, size_t rows) {
     return logits;
 }
 
-// |got - want| of one tensor relative to its largest value; a gradient that is zero but for rounding is measured
-// against `floor` instead.
-static double tensor_error(const float* got, const double* want, size_t n, double floor) {
-    double largest = 0;
-    for (size_t i = 0; i < n; i++) { largest = fmax(largest, fabs(want[i])); }
-    return relative_error(got, want, n) * (fmax(largest, 1e-30) / fmax(largest, floor));
+// The measure of one tensor: |got - want| as a length (all elements) or its largest element, relative to the same
+// measure of want, or to `floor` when want is smaller: zero but for rounding.
+static double tensor_error(const float* got, const double* want, size_t n, bool largest, double floor) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - want[i]), w = fabs(want[i]);
+        error = isnan(e) ? INFINITY : largest ? fmax(error, e) : error + e * e;
+        size = largest ? fmax(size, w) : size + w * w;
+    }
+    return largest ? error / fmax(size, floor) : sqrt(error) / fmax(sqrt(size), floor);
 }
 
-// Compares what the model holds (its gradients or weights) with the fixture's tensors PREFIX.NAME.
-static void check_tensors(const Case* c, const Model* model, const float* array, const char* prefix, double tolerance,
-                          double floor) {
+typedef struct {
+    double matrices, heads;  // tolerances; heads: seq_scale and priors
+    bool largest;            // measure single elements, else the whole tensor
+    double floor;
+} Tolerance;
+
+// Compares an array of the model (its gradients or weights) with the fixture's tensors PREFIX.NAME.
+static void check_tensors(const Case* c, const Model* model, const float* array, const char* prefix, Tolerance allowed) {
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
         char* name = text("%s.%s", prefix, t->name);
         size_t n;
         double* want = expected(c, name, &n);
         assert_int_equal(n, t->count);
-        double error = tensor_error(array + t->offset, want, n, floor);
+        double error = tensor_error(array + t->offset, want, n, allowed.largest, allowed.floor);
+        double tolerance = t->dimensions == 4 ? allowed.heads : allowed.matrices;
         if (!(error <= tolerance)) { print_error("%s %s: error %g, allowed %g\n", c->path, name, error, tolerance); }
         assert_true(error <= tolerance);
         free(want);
@@ -149,26 +159,34 @@ static void for_each_case(void (*check)(const Case*)) {
 // ----------------------------------------------------------------------------
 // against the oracle
 
-// fp32: sums of up to a few hundred products, each rounded to 6e-8, in another order than the oracle's.
-enum { FP32 = 0, BF16 = 1 };
-static const double LOGIT_TOLERANCE[] = {1e-5, 2e-2}, GRADIENT_TOLERANCE[] = {1e-5, 2e-2};
+// fp32: every product and sum is rounded to 6e-8 and a logit is some hundred of them. bf16: factors are rounded
+// to 4e-3, half of that on average, and errors of many factors average out; measured as the length of the whole
+// tensor. The gradients of seq_scale and of the priors are small differences of large sums over all pairs of
+// tokens: the same model in fp32 elsewhere is off by 2e-5 of their largest, and by 6e-5 where theta_beta < 0.
+typedef struct {
+    double logits, loss;
+    Tolerance gradients;
+} Precisions;
+static const Precisions FP32 = {2e-6, 1e-6, {1e-5, 1e-4, true, 0}};
+static const Precisions BF16 = {2e-2, 2e-3, {2e-2, 5e-2, false, 0}};
 
-static void check_forward_backward(const Case* c, int precision) {
+static void check_forward_backward(const Case* c, const Precisions* allowed) {
     Model model = model_of(c, MODE_TRAIN, c->B, 1);
     size_t N = c->B * c->T;
     model_forward(&model, c->tokens, c->B, c->T);
     float* logits = all_logits(&model, N);
     double *want = expected(c, "logits", NULL), *loss = expected(c, "loss", NULL);
-    double error = relative_error(logits, want, N * c->config.V);
-    if (error > LOGIT_TOLERANCE[precision]) { print_error("%s: logits\n", c->path); }
-    assert_error_below(error, LOGIT_TOLERANCE[precision]);
+    double *norm = expected(c, "grad_norm", NULL);
+    double error = tensor_error(logits, want, N * c->config.V, allowed->gradients.largest, 0);
+    if (!(error <= allowed->logits)) { print_error("%s:\n", c->path); }
+    assert_error_below(error, allowed->logits);
     model_zero_gradients(&model);
     model_backward(&model, c->targets, 1.0f / (float)N, 0);
-    assert_error_below(fabs(model_mean_loss(&model, 1) - *loss) / *loss, LOGIT_TOLERANCE[precision]);
-    double *norm = expected(c, "grad_norm", NULL);
-    // gradients smaller than this share of the norm are differences of larger terms
-    check_tensors(c, &model, model.grads, "grad", GRADIENT_TOLERANCE[precision], 1e-2 * *norm);
-    assert_error_below(fabs(model_gradient_norm(&model) - *norm) / *norm, GRADIENT_TOLERANCE[precision]);
+    assert_error_below(fabs(model_mean_loss(&model, 1) - *loss), allowed->loss);
+    Tolerance tolerance = allowed->gradients;
+    tolerance.floor = 1e-2 * *norm;  // smaller tensors are what is left of larger terms
+    check_tensors(c, &model, model.grads, "grad", tolerance);
+    assert_error_below(fabs(model_gradient_norm(&model) - *norm) / *norm, tolerance.matrices);
     free(logits);
     free(want);
     free(loss);
@@ -176,8 +194,8 @@ static void check_forward_backward(const Case* c, int precision) {
     model_free(&model);
 }
 
-static void check_fp32(const Case* c) { check_forward_backward(c, FP32); }
-static void check_bf16(const Case* c) { check_forward_backward(c, BF16); }
+static void check_fp32(const Case* c) { check_forward_backward(c, &FP32); }
+static void check_bf16(const Case* c) { check_forward_backward(c, &BF16); }
 
 static void test_oracle_fp32(void** state) {
     (void)state;
@@ -207,17 +225,20 @@ static void check_steps(const Case* c) {
     size_t steps = (size_t)number(c, "steps");
     double* losses = expected(c, "losses", NULL);
     double clip = number(c, "grad_clip");
+    // Absolute: weights are of order 1 and move by up to 6e-2. From the first step on AdamW divides by gradients that
+    // may be hardly more than rounding, so single weights go astray and the whole tensor is measured.
+    double allowed = s.adamw ? 1e-4 : 3e-6;
+    Tolerance tolerance = {allowed, allowed, !s.adamw, 1.0};
     for (s.step = 1; s.step <= steps; s.step++) {
         model_forward(&model, c->tokens, c->B, c->T);
         model_zero_gradients(&model);
         model_backward(&model, c->targets, 1.0f / (float)(c->B * c->T), 0);
-        // Rounding differences of 1e-7 grow with every update: Adam divides by gradients that may be near zero.
-        assert_error_below(fabs(model_mean_loss(&model, 1) - losses[s.step - 1]), 1e-4);
+        assert_error_below(fabs(model_mean_loss(&model, 1) - losses[s.step - 1]), 2e-6);
         double norm = model_gradient_norm(&model);
-        s.gradient_scale = norm > clip ? clip / (norm + 1e-6) : 1.0;
+        s.gradient_scale = norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1.0;
         model_update(&model, &s);
-        if (s.step == 3) { check_tensors(c, &model, model.master, "step3", 2e-4, 0); }
-        if (s.step == 8) { check_tensors(c, &model, model.master, "step8", 2e-3, 0); }
+        if (s.step == 3) { check_tensors(c, &model, model.master, "step3", tolerance); }
+        if (s.step == 8) { check_tensors(c, &model, model.master, "step8", tolerance); }
     }
     free(losses);
     model_free(&model);

@@ -1,0 +1,496 @@
+/*
+dataset/prepare and dataset/inspect as programs: what counts as a document, order and completeness for any number of
+threads, shard boundaries, refusals, interruption, and what inspect says. Expected documents are written by hand, and
+shards are read by code that shares nothing with the writer but the header.
+*/
+#include "prepare_util.h"
+
+static int make_scratch(void** state) {
+    (void)state;
+    scratch_folder(scratch);
+    return 0;
+}
+
+static int drop_scratch(void** state) {
+    (void)state;
+    remove_scratch("");
+    return 0;
+}
+
+// The documents of scratch/folder, made with the tokenizer; each has '|' behind it.
+static Bytes documents_of(const char* folder, const char* tokenizer, size_t shard_size) {
+    Tokenizer* t = tokenizer_open(tokenizer);
+    ShardInfo info;
+    TokenList ids = read_shards(folder, shard_size, &info);
+    assert_int_equal(info.vocab_size, tokenizer_vocab_size(t));
+    assert_int_equal(info.bos, tokenizer_bos(t));
+    assert_int_equal(info.eos, tokenizer_eos(t));
+    assert_int_equal(info.tokenizer_hash, tokenizer_hash(t));
+    assert_int_equal(info.token_bytes, info.vocab_size > 65536 ? 4 : 2);
+    Bytes b = decode_documents(&ids, t);
+    free(ids.ids);
+    tokenizer_close(t);
+    return b;
+}
+
+// ----------------------------------------------------------------------------
+// what a document is
+
+#define BYTES(s) s, sizeof(s) - 1
+static const struct {
+    const char* name;
+    const char* content;
+    size_t size;
+    const char* flags;
+    const char* documents;
+    size_t documents_size;
+    const char* warning;
+} texts[] = {
+    {"a.txt", BYTES("one\n\ntwo\nlines\n\n\n\nthree"), "", BYTES("one|two\nlines|three|"), ""},
+    {"a.txt", BYTES("\n\n\none\n\n"), "", BYTES("one|"), ""},
+    {"a.txt", BYTES("one\r\nmore\r\n\r\ntwo\r\n\r\n\r\nthree\r\n"), "", BYTES("one\r\nmore|two|three|"), ""},
+    {"a.txt", BYTES("one\n \ntwo\n\t\n\nthree\n\r"), "", BYTES("one\n \ntwo\n\t|three|"), ""},
+    {"a.txt", BYTES("nul \0 byte\n\n \xFF\xC3 bad\n\n\xE6\x97\xA5"), "",
+     BYTES("nul \0 byte| \xFF\xC3 bad|\xE6\x97\xA5|"), "1 documents with invalid UTF-8"},
+    {"a.txt", BYTES("\xEF\xBB\xBFmark\n"), "", BYTES("mark|"), ""},
+    {"a.txt", BYTES("a<end>b\n\nc<end><end>\nd\n<end>\n"), "--separator '<end>'", BYTES("a|b\n\nc|d|"),
+     "1 empty documents"},
+    {"a.txt", BYTES("a\r\n--\r\n\r\nb\n\n--\nc--"), "--separator=--", BYTES("a|\r\nb\n|c|"), ""},
+    {"a.txt", BYTES("a\n==\nb==c\n==\n\n"), "--separator '\\n==\\n'", BYTES("a|b==c|"), ""},
+    {"a.txt", BYTES("aaaxaa"), "--separator aa", BYTES("ax|"), "1 empty documents"},
+    {"a.jsonl", BYTES("{\"text\": \"one\\n\\ntwo\"}\n\n  \t\r\n{\"id\":7,\"text\":\"x\"}"), "", BYTES("one\n\ntwo|x|"),
+     ""},
+    {"a.jsonl", BYTES("{\"text\":\"\\u0041\\u00e9\\u65E5\\ud83D\\ude00 \\\"\\\\\\/\\b\\f\\r\\t\\u0000.\"}\r\n"), "",
+     BYTES("A\xC3\xA9\xE6\x97\xA5\xF0\x9F\x98\x80 \"\\/\b\f\r\t\0.|"), ""},
+    {"a.jsonl", BYTES("{\"text\":\"\\ud83dx\\udc00\\ud800\\u0041\"}"), "",
+     BYTES("\xEF\xBF\xBDx\xEF\xBF\xBD\xEF\xBF\xBD"
+           "A|"),
+     "1 documents with invalid UTF-8"},
+    {"a.jsonl", BYTES("{\"a\":{\"text\":\"no\"},\"b\":[{\"text\":1},-0.5e+3,[],{},true,false,null],\"text\":\"yes\"}"),
+     "", BYTES("yes|"), ""},
+    {"a.jsonl", BYTES("{\"text\":\"first\",\"text\":\"last\"}\n{\"te\\u0078t\":\"key\"}\n"), "", BYTES("last|key|"),
+     ""},
+    {"a.jsonl", BYTES("{\"text\":\"no\",\"body\":\"yes\"}\n{\"body\":\"\"}\n"), "--text_field body", BYTES("yes|"),
+     "1 empty documents"},
+    {"a.jsonl", BYTES("\xEF\xBB\xBF{\"text\":\"bad \xC3 utf\"}"), "", BYTES("bad \xC3 utf|"),
+     "1 documents with invalid"},
+    {"a.data", BYTES("{\"text\":\"given\"}"), "--format jsonl", BYTES("given|"), ""},
+};
+
+static void test_documents(void** state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char* path = write_bytes(texts[i].name, texts[i].content, texts[i].size);
+        const char* format = strcmp(texts[i].name, "a.txt") == 0 ? "txt" : "jsonl";
+        for (int standard = 0; standard < 2; standard++) {
+            print_message("text %zu%s\n", i, standard ? " from standard input" : "");
+            const char *flags = texts[i].flags, *common = "--tokenizer bytes --overwrite --threads 2";
+            assert_succeeded(
+                standard ? run("prepare", "- --format %s %s --out %s/d %s <%s", format, flags, scratch, common, path)
+                         : run("prepare", "%s %s --out %s/d %s", path, flags, scratch, common));
+            if (*texts[i].warning) { assert_contains(&errors, texts[i].warning); }
+            if (!*texts[i].warning) { assert_int_equal(errors.size, 0); }
+            Bytes got = documents_of("d", "bytes", 100000000);
+            if (got.size != texts[i].documents_size) { print_error("got: %s\n", got.bytes); }
+            assert_int_equal(got.size, texts[i].documents_size);
+            assert_memory_equal(got.bytes, texts[i].documents, got.size);
+            free(got.bytes);
+        }
+        free(path);
+    }
+    remove_scratch("d");
+}
+
+// ----------------------------------------------------------------------------
+// order, completeness, threads
+
+static const struct {
+    const char *name, *flags, *before, *newline, *after;
+} styles[] = {
+    {"blank.txt", "", "", "\n", "\n\n"},
+    {"crlf.txt", "", "", "\n", "\r\n\r\n"},
+    {"separator.txt", "--separator '<|end|>'", "", "\n", "<|end|>"},
+    {"lines.jsonl", "", "{\"n\":0,\"text\":\"", "\\n", "\"}\n"},
+};
+
+// About size bytes of numbered documents of very different lengths, one larger than any block; what is expected of
+// them goes to *documents.
+static Bytes make_corpus(size_t size, size_t style, Bytes* documents) {
+    Random r = {style};
+    Bytes b = {(char*)xcalloc(2 * size + 4000000, 1), 0};
+    documents->bytes = (char*)xcalloc(2 * size + 4000000, 1);
+    documents->size = 0;
+    for (size_t index = 0; b.size < size; index++) {
+        size_t words = index == 40 ? 250000 : random_below(&r, random_below(&r, 20) ? 30 : 3000);
+        b.size += (size_t)sprintf(b.bytes + b.size, "%s%zu.%zu", styles[style].before, style, index);
+        documents->size += (size_t)sprintf(documents->bytes + documents->size, "%zu.%zu", style, index);
+        for (size_t i = 0; i < words; i++) {
+            size_t word = random_below(&r, 3000);
+            bool line = i % 11 == 10;
+            b.size += (size_t)sprintf(b.bytes + b.size, "%s%zx", line ? styles[style].newline : " ", word);
+            documents->size += (size_t)sprintf(documents->bytes + documents->size, "%c%zx", line ? '\n' : ' ', word);
+        }
+        documents->bytes[documents->size++] = '|';
+        b.size += (size_t)sprintf(b.bytes + b.size, "%s", styles[style].after);
+    }
+    return b;
+}
+
+// Two inputs of these styles, with three numbers of threads.
+static void check_threads(const char* tokenizer, size_t size, size_t first, size_t second) {
+    Bytes documents[2], corpus[2];
+    char* paths[2];
+    for (size_t i = 0; i < 2; i++) {
+        size_t style = i ? second : first;
+        corpus[i] = make_corpus(size, style, &documents[i]);
+        paths[i] = write_bytes(styles[style].name, corpus[i].bytes, corpus[i].size);
+        free(corpus[i].bytes);
+    }
+    static const int threads[] = {1, 2, 5};
+    for (size_t i = 0; i < 3; i++) {
+        assert_succeeded(run("prepare",
+                             "%s --input=%s %s --tokenizer %s --out %s/t%zu/s --threads %d --shard_size 99_991",
+                             paths[0], paths[1], styles[first].flags, tokenizer, scratch, i, threads[i]));
+        assert_int_equal(strchr(output.bytes, '\n') - output.bytes + 1, output.size);  // one line
+        char* same = text("diff -r %s/t0/s %s/t%zu/s", scratch, scratch, i);
+        assert_int_equal(system(same), 0);
+        free(same);
+    }
+    char* move = text("mv %s/t0/s %s/s", scratch, scratch);
+    assert_int_equal(system(move), 0);
+    free(move);
+    Bytes got = documents_of("s", tokenizer, 99991);
+    assert_int_equal(got.size, documents[0].size + documents[1].size);
+    assert_memory_equal(got.bytes, documents[0].bytes, documents[0].size);
+    assert_memory_equal(got.bytes + documents[0].size, documents[1].bytes, documents[1].size);
+    free(got.bytes);
+    for (size_t i = 0; i < 2; i++) {
+        free(documents[i].bytes);
+        free(paths[i]);
+    }
+    remove_scratch("s");
+    remove_scratch("t?");
+}
+
+static void test_threads_bytes(void** state) {
+    (void)state;
+    check_threads("bytes", 2000000, 0, 1);
+    check_threads("bytes", 2000000, 2, 3);
+}
+
+static void test_threads_mistral(void** state) {
+    (void)state;
+    const char* path = mistral_path();
+    assert_non_null(path);
+    check_threads(path, 1500000, 0, 3);
+}
+
+// The end of the first document at every place around the end of the reader's first block of 512 KiB.
+static void test_block_edges(void** state) {
+    (void)state;
+    enum { BLOCK = 512 << 10, AROUND = 9 };
+    char* content = (char*)xcalloc(BLOCK + 100, 1);
+    for (size_t style = 0; style < 3; style++) {
+        for (size_t n = BLOCK - AROUND; n <= BLOCK + 1; n++) {
+            memset(content, 'x', n);
+            const char* after = styles[style].after;
+            size_t size = n + (size_t)sprintf(content + n, "%sb%sc", after, after);
+            char* path = write_bytes("edge.txt", content, size);
+            assert_succeeded(
+                run("prepare", "%s %s --tokenizer bytes --overwrite --out %s/e", path, styles[style].flags, scratch));
+            Bytes got = documents_of("e", "bytes", 100000000);
+            assert_int_equal(got.size, n + 5);
+            assert_memory_equal(got.bytes, content, n);
+            assert_string_equal(got.bytes + n, "|b|c|");
+            free(got.bytes);
+            free(path);
+        }
+    }
+    free(content);
+    remove_scratch("e");
+}
+
+// ----------------------------------------------------------------------------
+// shards
+
+static void test_shard_boundaries(void** state) {
+    (void)state;
+    // 10 bytes and 4 bytes: 12 + 6 = 18 tokens
+    static const struct {
+        size_t shard_size;
+        int shards;
+    } cases[] = {{5, 4}, {6, 3}, {9, 2}, {12, 2}, {17, 2}, {18, 1}, {19, 1}, {1, 18}, {2147483647, 1}};
+    char* path = write_bytes("b.txt", BYTES("0123456789\n\nabcd\n"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t size = cases[i].shard_size;
+        assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/b/ --shard_size %zu", path, scratch, size));
+        assert_int_equal(count_files("b", ".bin"), cases[i].shards);
+        Bytes got = documents_of("b", "bytes", size);
+        assert_string_equal(got.bytes, "0123456789|abcd|");
+        free(got.bytes);
+        remove_scratch("b");
+    }
+    free(path);
+}
+
+static void test_summary(void** state) {
+    (void)state;
+    char* path = write_bytes("b.txt", BYTES("0123456789\n\nabcd\n"));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/b --shard_size 10", path, scratch));
+    assert_contains(&output, "/b: 2 documents, 18 tokens, 14 bytes, 1.2857 tokens/byte, 2 shards, ");
+    remove_scratch("b");
+    free(path);
+}
+
+// More than 65536 tokens: uint32. The byte pieces come last, so that text has ids above 65535.
+static void test_wide_tokens(void** state) {
+    (void)state;
+    static const char* const pieces[] = {"q", "\xE2\x96\x81", NULL};
+    ModelRecipe recipe = {pieces, NULL, 70000, MODEL_BPE, true, true, true, false};
+    char* model = text("%s/wide.model", scratch);
+    model_create(model, &recipe);
+    char* path = write_bytes("w.txt", BYTES("qhi\n\nyo"));
+    assert_succeeded(run("prepare", "%s --tokenizer %s --out %s/w", path, model, scratch));
+    ShardInfo info;
+    TokenList ids = read_shards("w", 100000000, &info);
+    // 70005 = <0x00>
+    static const int want[] = {1, 4, 3, 70005 + 'h', 70005 + 'i', 2};
+    assert_int_equal(info.token_bytes, 4);
+    assert_int_equal(info.vocab_size, 70261);
+    assert_memory_equal(ids.ids, want, sizeof want);
+    Bytes got = documents_of("w", model, 100000000);
+    assert_string_equal(got.bytes, "qhi|yo|");
+    assert_succeeded(run("inspect", "%s/w/w_000000.bin --tokenizer %s", scratch, model));
+    assert_contains(&output, "uint32, magic 20240801, version 7");
+    assert_contains(&output, "tokens\nqhi\n");
+    free(got.bytes);
+    free(ids.ids);
+    free(model);
+    free(path);
+    remove_scratch("w");
+}
+
+// ----------------------------------------------------------------------------
+// refusals
+
+static const struct {
+    const char* name;
+    const char* content;
+    size_t size;
+    const char* flags;
+    const char* words;
+} bad[] = {
+    {"e.txt", BYTES(""), "", "no documents"},
+    {"e.txt", BYTES("\n\r\n\n"), "", "no documents"},
+    {"e.jsonl", BYTES("\n"), "", "no documents"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"}\n\n{\"text\":\"b\"\n"), "", "e.jsonl:3:12: expected ',' or '}'"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"} x"), "", "e.jsonl:1:14: text after the object"},
+    {"e.jsonl", BYTES("[\"text\"]"), "", "e.jsonl:1:1: expected an object"},
+    {"e.jsonl", BYTES("{\"body\":\"a\"}"), "", "the text field is missing"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"}"), "--text_field body", "\"body\""},
+    {"e.jsonl", BYTES("{\"text\":5}"), "", "e.jsonl:1:9: the text field is no string"},
+    {"e.jsonl", BYTES("{\"text\":\"a\\q\"}"), "", "unknown escape"},
+    {"e.jsonl", BYTES("{\"text\":\"a\\u12g4\"}"), "", "four hexadecimal digits"},
+    {"e.jsonl", BYTES("{\"text\":\"a\\u12"), "", "four hexadecimal digits"},
+    {"e.jsonl", BYTES("{\"text\":\"a\\"), "", "unknown escape"},
+    {"e.jsonl", BYTES("{\"text\":\"a"), "", "the string does not end"},
+    {"e.jsonl", BYTES("{\"text\":\"a\tb\"}"), "", "control character"},
+    {"e.jsonl", BYTES("{\"text\":\"a\0b\"}"), "", "control character"},
+    {"e.jsonl", BYTES("{\"text\" \"a\"}"), "", "expected ':'"},
+    {"e.jsonl", BYTES("{\"n\":01,\"text\":\"a\"}"), "", "expected ',' or '}'"},
+    {"e.jsonl", BYTES("{\"n\":1.,\"text\":\"a\"}"), "", "expected a digit"},
+    {"e.jsonl", BYTES("{\"n\":tru,\"text\":\"a\"}"), "", "expected a value"},
+    {"e.jsonl", BYTES("{\"n\":[1,],\"text\":\"a\"}"), "", "expected a value"},
+    {"e.jsonl", BYTES("{\"text\":\"a\",}"), "", "expected a string"},
+    {"e.json", BYTES("{}"), "", "e.json: unknown kind of text, expected a name in .txt or .jsonl; give --format"},
+    {"e.txt", BYTES("x"), "--shard_size 2147483648", "--shard_size: found '2147483648'"},
+    {"e.txt", BYTES("x"), "--shard_size 0", "--shard_size: found '0'"},
+    {"e.txt", BYTES("x"), "--shards 3", "unknown flag --shards"},
+    {"e.txt", BYTES("x"), "--tokenizer /nowhere/t.model", "/nowhere/t.model: No such file"},
+    {"e.txt", BYTES("x"), "/nowhere/f.txt", "unexpected '/nowhere/f.txt'"},
+    {"e.txt", BYTES("x"), "--input /nowhere/f.txt", "/nowhere/f.txt: No such file"},
+    {"e.txt", BYTES("x"), "--input /", "/: a folder"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"}"), "--separator x", "--separator is for txt"},
+};
+
+static void test_refusals(void** state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char* path = write_bytes(bad[i].name, bad[i].content, bad[i].size);
+        print_message("bad input %zu\n", i);
+        assert_refused(run("prepare", "%s --tokenizer bytes --out %s/r %s", path, scratch, bad[i].flags), bad[i].words);
+        assert_int_equal(count_files("r", ""), -1);
+        free(path);
+    }
+    assert_refused(run("prepare", "--out %s/r --tokenizer bytes", scratch), "no input");
+    assert_refused(run("prepare", "%s/e.txt --tokenizer bytes", scratch), "missing --out");
+    assert_refused(run("prepare", "%s/e.txt --tokenizer bytes --out %s/e.txt", scratch, scratch), "expected a folder");
+    assert_refused(run("prepare", "%s/e.txt --tokenizer bytes --out .", scratch), "has no name here");
+    assert_int_equal(run("prepare", "--help"), 0);
+    assert_contains(&output, "--shard_size");
+}
+
+// Far into the file, when shards have been written already.
+static void test_late_error(void** state) {
+    (void)state;
+    size_t good = 200000, size = 0;
+    char* content = (char*)xcalloc(good + 2, 32);
+    for (size_t i = 0; i < good; i++) { size += (size_t)sprintf(content + size, "{\"text\":\"line %zu\"}\n", i + 1); }
+    size += (size_t)sprintf(content + size, "{\"text\":\"no end}\n{}\n");
+    char* path = write_bytes("late.jsonl", content, size);
+    assert_refused(run("prepare", "%s --tokenizer bytes --out %s/r --shard_size 10000", path, scratch),
+                   "late.jsonl:200001:17: the string does not end");
+    assert_int_equal(count_files("r", ""), -1);
+    free(content);
+    free(path);
+}
+
+static void test_overwrite(void** state) {
+    (void)state;
+    char *path = write_bytes("o.txt", BYTES("0123456789")), *other = write_bytes("p.txt", BYTES("new"));
+    char* broken = write_bytes("q.jsonl", BYTES("{"));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/o --shard_size 4", path, scratch));
+    assert_refused(run("prepare", "%s --tokenizer bytes --out %s/o", other, scratch), "--overwrite");
+    assert_int_equal(count_files("o", ".bin"), 3);
+    assert_refused(run("prepare", "%s --tokenizer bytes --out %s/o --overwrite", broken, scratch), "q.jsonl:1:2");
+    assert_int_equal(count_files("o", ""), 3);  // the old shards stay when the new ones fail
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/o --overwrite", other, scratch));
+    Bytes got = documents_of("o", "bytes", 100000000);
+    assert_string_equal(got.bytes, "new|");
+    free(got.bytes);
+    free(path);
+    free(other);
+    free(broken);
+    remove_scratch("o");
+}
+
+// ----------------------------------------------------------------------------
+// interruption
+
+// Starts prepare on a pipe that never ends, waits until shards are being written, sends the signal; the wait status.
+static int interrupt(int signal_number) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    char *out = text("%s/k", scratch), *err = text("%s/err", scratch);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[0], STDIN_FILENO);
+        dup2(open(err, O_WRONLY | O_CREAT | O_TRUNC, 0666), STDERR_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        execl(program("prepare"), "prepare", "-", "--format", "txt", "--tokenizer", "bytes", "--out", out,
+              "--shard_size", "100000", "--threads", "2", NULL);
+        _exit(127);
+    }
+    close(ends[0]);
+    char block[4096];
+    for (size_t i = 0; i < sizeof block; i++) { block[i] = i % 64 > 61 ? '\n' : 'x'; }
+    for (size_t i = 0; i < 2500; i++) { assert_int_equal(write(ends[1], block, sizeof block), sizeof block); }
+    for (int i = 0; i < 1000 && count_files("k", ".bin.tmp") < 2; i++) { usleep(10000); }
+    assert_true(count_files("k", ".bin.tmp") >= 2);
+    assert_int_equal(count_files("k", ".bin"), 0);
+    kill(child, signal_number);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    close(ends[1]);
+    free(out);
+    free(err);
+    return status;
+}
+
+static void test_interrupted(void** state) {
+    (void)state;
+    static const int polite[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < 3; i++) {
+        int status = interrupt(polite[i]);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(WTERMSIG(status), polite[i]);
+        assert_int_equal(count_files("k", ""), -1);
+    }
+    interrupt(SIGKILL);
+    assert_int_equal(count_files("k", ".bin"), 0);
+    assert_int_equal(count_files("k", ""), count_files("k", ".bin.tmp"));
+    char* path = write_bytes("k.txt", BYTES("after"));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/k", path, scratch));  // needs no --overwrite
+    Bytes got = documents_of("k", "bytes", 100000000);
+    assert_string_equal(got.bytes, "after|");
+    free(got.bytes);
+    free(path);
+    remove_scratch("k");
+}
+
+// ----------------------------------------------------------------------------
+// inspect
+
+// A shard of uint16 tokens with this header; returns its path.
+static char* write_shard(const char* name, ShardInfo info, const uint16_t* tokens, size_t n) {
+    int32_t header[SHARD_HEADER_WORDS];
+    info.token_count = n;
+    shard_header_write(header, &info);
+    char* bytes = (char*)xcalloc(SHARD_HEADER_BYTES + 2 * n, 1);
+    memcpy(bytes, header, SHARD_HEADER_BYTES);
+    memcpy(bytes + SHARD_HEADER_BYTES, tokens, 2 * n);
+    char* path = write_bytes(name, bytes, SHARD_HEADER_BYTES + 2 * n);
+    free(bytes);
+    return path;
+}
+
+static void test_inspect(void** state) {
+    (void)state;
+    char* path = write_bytes("i.txt", BYTES("first one\n\nx\n\nlast \x1B[2J"));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/i --shard_size 16", path, scratch));
+    free(path);
+    assert_succeeded(run("inspect", "%s/i/i_000000.bin --documents 2", scratch));
+    assert_contains(&output, "format       uint16, magic 20240520, version 1\n");
+    assert_contains(&output, "tokens       16\nvocabulary   258\nBOS          256\nEOS          257\n");
+    assert_contains(&output, "tokenizer    65b1d004\n");
+    assert_contains(&output, "documents    3\nlengths      min 2, mean 5.3, max 11 tokens");
+    assert_contains(&output, "the last document goes on in the next shard");
+    assert_null(strstr(output.bytes, "begins in the shard before"));
+    assert_contains(&output, "--- document 0, 11 tokens\nfirst one\n\n--- document 1, 3 tokens\nx\n");
+    assert_null(strstr(output.bytes, "--- document 2"));
+    assert_succeeded(run("inspect", "--documents=1 %s/i/i_000001.bin", scratch));
+    assert_contains(&output, "the first document begins in the shard before");
+    assert_contains(&output, "ast \\x1b[2J\n");  // no control characters to the terminal
+    remove_scratch("i");
+}
+
+static void test_inspect_others(void** state) {
+    (void)state;
+    static const uint16_t tokens[] = {50256, 464, 3290, 50256, 65535};
+    ShardInfo unknown = {2, 0, 0, -1, -1, 0}, small = {2, 0, 300, 1, 2, 77};
+    char* llmc = write_shard("llmc.bin", unknown, tokens, 5);
+    assert_succeeded(run("inspect", "%s", llmc));
+    assert_contains(&output, "tokens       5\nvocabulary   unknown\nBOS          unknown\nEOS          unknown\n");
+    assert_contains(&output, "documents    unknown\n");
+    assert_contains(&output, "the header names no tokenizer");
+    assert_contains(&output, "50256 464 3290 50256 65535\n");
+    char* above = write_shard("above.bin", small, tokens + 1, 2);
+    assert_refused(run("inspect", "%s", above), "above.bin: token 0 is 464, expected below the vocabulary size 300");
+    static const uint16_t valid[] = {1, 5, 2};
+    char* mismatch = write_shard("mismatch.bin", small, valid, 3);
+    assert_succeeded(run("inspect", "%s --tokenizer bytes", mismatch));
+    assert_contains(&output, "made with tokenizer 0000004d and bytes is 65b1d004");
+    assert_contains(&output, "--- document 0, 3 tokens\n1 5 2\n");
+    assert_int_equal(truncate(mismatch, SHARD_HEADER_BYTES + 5), 0);
+    assert_refused(run("inspect", "%s", mismatch), "cut short or damaged");
+    assert_refused(run("inspect", "%s/none.bin", scratch), "none.bin: No such file");
+    assert_refused(run("inspect", "--documents 1"), "no shard");
+    free(llmc);
+    free(above);
+    free(mismatch);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_documents),        cmocka_unit_test(test_threads_bytes),
+        cmocka_unit_test(test_threads_mistral),  cmocka_unit_test(test_block_edges),
+        cmocka_unit_test(test_shard_boundaries), cmocka_unit_test(test_summary),
+        cmocka_unit_test(test_wide_tokens),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_late_error),       cmocka_unit_test(test_overwrite),
+        cmocka_unit_test(test_interrupted),      cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_inspect_others),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
+}
