@@ -91,7 +91,11 @@ $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 .PRECIOUS: $(BUILD)/%.o
 
 test: deps
-	@test/run.sh
+	@$(MAKE) --no-print-directory all
+	@BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh
+
+bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train
+	@dev/bench.sh $(BUILD)
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')

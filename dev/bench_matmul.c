@@ -19,7 +19,7 @@ static const Layer heads[] = {{"l6 head", 512, 32768}, {"l12 head", 768, 32768}}
 enum { LAYERS = sizeof layers / sizeof layers[0], HEADS = sizeof heads / sizeof heads[0] };
 
 // Each call takes the next set of inputs, so that none is still in cache from the last one.
-enum { SETS = 3, MAX_RESULTS = 64 };
+enum { SETS = 3, MAX_RESULTS = 2 * (4 * LAYERS + 2 * HEADS) };
 
 typedef struct {
     const char *name, *part, *dtype;
@@ -32,6 +32,7 @@ static size_t result_count;
 static void report(const char* name, const char* part, double flops, double seconds, double peak) {
     const char* dtype = cpu_precision == PRECISION_BF16 ? "bfloat16" : "float32";
     Result r = {name, part, dtype, flops / seconds * 1e-9, peak * 1e-9};
+    assert(result_count < MAX_RESULTS);
     results[result_count++] = r;
     printf("%-9s %-9s %-17s %8.1f GFLOP/s  %5.1f %%\n", dtype, name, part, r.rate, 100 * r.rate / r.peak);
     fflush(stdout);
@@ -40,7 +41,7 @@ static void report(const char* name, const char* part, double flops, double seco
 static float* random_inputs(size_t n) {
     float* x = (float*)device_malloc(n * sizeof(float));
     Random r = {n};
-    for (size_t i = 0; i < n; i++) { x[i] = (float)random_uniform(&r) - 0.5f; }
+    for (size_t i = 0; i < n; i++) { x[i] = (float)(random_uniform(&r) - 0.5); }
     return x;
 }
 

@@ -89,6 +89,18 @@ INLINE Vector vector_max(Vector a, Vector b) {
 #endif
 }
 
+INLINE bool any_lane_above(Vector x, float limit) {
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+#elif defined(__AVX__)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
+#else
+    int any = 0;
+    for (int i = 0; i < LANES; i++) { any |= x[i] > limit; }
+    return any != 0;
+#endif
+}
+
 INLINE float largest_lane(Vector x) {
     float largest = x[0];
     for (int i = 1; i < LANES; i++) { largest = x[i] > largest ? x[i] : largest; }
@@ -440,7 +452,7 @@ INLINE void raise_references(QueryTile* tile, size_t D, const float* scores, siz
             if (n < vectors) { highest = vector_max(load(scores + r * SCORE_STRIDE + n * LANES) - reference, highest); }
         }
     }
-    if (!(largest_lane(highest) > limit)) { return; }
+    if (!any_lane_above(highest, limit)) { return; }
     for (size_t r = 0; r < ROW_BLOCK; r++) {
         Vector row_highest = splat(-INFINITY);
         for (size_t n = 0; n < vectors; n++) {

@@ -102,8 +102,9 @@ static void run(Case* c, bool gradients) {
     for (size_t i = 0; i < CANARY_BYTES; i++) { assert_int_equal((unsigned char)c->workspace[c->bytes + i], CANARY); }
 }
 
-// Logits are sums of at most 40 products of order 1, so losses and probabilities are good to about 1e-6 of the
-// largest. In bf16 an error of fp32's size flips the rounding of a few dlogits: 2^-9 of each, averaging out.
+// Logits are sums of at most 40 products and the gradients of up to 4500, in fp32: losses are good to about 1e-6
+// of the largest, probabilities (the exponential of a logit near 10) and gradients to about 4e-6. In bf16 an error of
+// fp32's size flips the rounding of a few dlogits: 2^-9 of each, averaging out.
 static void test_against_float64(void** state) {
     (void)state;
     for (size_t p = 0; p < 2; p++) {
@@ -115,8 +116,8 @@ static void test_against_float64(void** state) {
             case_reference(&c, low);
             run(&c, true);
             assert_error_below(relative_error(c.losses, c.want_losses, c.s.N), 1e-6);
-            assert_error_below(relative_error(c.dinp, c.want_dinp, c.s.N * C), low ? 1e-5 : 2e-6);
-            assert_error_below(relative_error(c.dweight, c.want_dweight, V * C), low ? 1e-5 : 2e-6);
+            assert_error_below(relative_error(c.dinp, c.want_dinp, c.s.N * C), low ? 1e-5 : 5e-6);
+            assert_error_below(relative_error(c.dweight, c.want_dweight, V * C), low ? 1e-5 : 5e-6);
             assert_memory_equal(c.dweight + V * C, c.initial + V * C, (c.s.Vp - V) * C * sizeof(float));
             case_free(&c);
         }

@@ -149,7 +149,7 @@ static void check_threads(const char* tokenizer, size_t size, size_t first, size
     static const int threads[] = {1, 2, 5};
     for (size_t i = 0; i < 3; i++) {
         assert_succeeded(run("prepare",
-                             "%s --input=%s %s --tokenizer %s --out %s/t%zu/s --threads %d --shard_size 99_991",
+                             "%s --input=%s %s --tokenizer %s --out %s/t%zu/s --threads %d --shard_size 399_989",
                              paths[0], paths[1], styles[first].flags, tokenizer, scratch, i, threads[i]));
         assert_int_equal(strchr(output.bytes, '\n') - output.bytes + 1, output.size);  // one line
         char* same = text("diff -r %s/t0/s %s/t%zu/s", scratch, scratch, i);
@@ -159,7 +159,7 @@ static void check_threads(const char* tokenizer, size_t size, size_t first, size
     char* move = text("mv %s/t0/s %s/s", scratch, scratch);
     assert_int_equal(system(move), 0);
     free(move);
-    Bytes got = documents_of("s", tokenizer, 99991);
+    Bytes got = documents_of("s", tokenizer, 399989);
     assert_int_equal(got.size, documents[0].size + documents[1].size);
     assert_memory_equal(got.bytes, documents[0].bytes, documents[0].size);
     assert_memory_equal(got.bytes + documents[0].size, documents[1].bytes, documents[1].size);
@@ -341,8 +341,14 @@ static void test_late_error(void** state) {
     assert_refused(run("prepare", "%s --tokenizer bytes --out %s/r --shard_size 10000", path, scratch),
                    "late.jsonl:200001:17: the string does not end");
     assert_int_equal(count_files("r", ""), -1);
-    free(content);
     free(path);
+    // Lines are counted in each input.
+    char *fine = write_bytes("fine.jsonl", content, 19 * 3), *broken = write_bytes("broken.jsonl", BYTES("\n{}\n"));
+    assert_refused(run("prepare", "%s %s --tokenizer bytes --out %s/r", fine, broken, scratch),
+                   "broken.jsonl:2:3: the text");
+    free(content);
+    free(fine);
+    free(broken);
 }
 
 static void test_overwrite(void** state) {
@@ -380,7 +386,7 @@ static int interrupt(int signal_number) {
         close(ends[0]);
         close(ends[1]);
         execl(program("prepare"), "prepare", "-", "--format", "txt", "--tokenizer", "bytes", "--out", out,
-              "--shard_size", "100000", "--threads", "2", NULL);
+              "--shard_size", "1000000", "--threads", "2", NULL);
         _exit(127);
     }
     close(ends[0]);

@@ -52,9 +52,10 @@ static inline double relative_error(const float* got, const double* want, size_t
         }                                                                                   \
     } while (0)
 
-// A fresh folder for this process, removed by the test runner; buffer of at least 64 bytes.
+// A fresh folder for this process under $TMPDIR, which the test runner removes; buffer of at least 64 bytes.
 static inline const char* scratch_folder(char* buffer) {
-    strcpy(buffer, "/tmp/bamc_test_XXXXXX");
+    const char* parent = getenv("TMPDIR");
+    snprintf(buffer, 64, "%.40s/test_XXXXXX", parent ? parent : "/tmp");
     if (!mkdtemp(buffer)) { fatal("cannot create %s: %s", buffer, strerror(errno)); }
     return buffer;
 }

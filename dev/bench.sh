@@ -1,0 +1,18 @@
+#!/bin/sh
+# Runs the benchmarks of a build and gathers their lines in BUILD/bench.json: an array of objects.
+set -eu
+build=$1
+lines=$build/bench.jsonl
+rm -f "$lines"
+echo "matrix products"
+"$build/dev/bench_matmul" --json "$lines"
+echo
+echo "attention (share: of oneDNN's fp32 rate in the same run)"
+"$build/dev/bench_attention" --json "$lines"
+echo
+echo "training, B 8, T 512 (mfu: of this machine's own matrix-product rate at that precision)"
+"$build/dev/bench_train" --json "$lines"
+{ echo "["; sed '$!s/$/,/' "$lines"; echo "]"; } >"$build/bench.json"
+rm -f "$lines"
+echo
+echo "written to $build/bench.json"
