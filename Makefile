@@ -83,6 +83,9 @@ $(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
 	$(CC) $(CFLAGS) -c -o $@.o $<
 	$(CXX) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
 
+# these start the shipped programs
+$(BUILD)/test/test_prepare $(BUILD)/test/test_train $(BUILD)/test/test_resume: | $(PROGRAMS)
+
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@.o $<

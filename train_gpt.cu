@@ -34,6 +34,7 @@ typedef struct {
     StepTimer timer;
     double peak_flops;
     size_t skipped;          // updates skipped in a row
+    bool saved;              // the state is on disk
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -56,9 +57,11 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         if (!a->checkpoint) { fatal("--checkpoint_args needs --checkpoint, the run to take the arguments from"); }
         char* path = checkpoint_args_path(a->checkpoint);
         cJSON* json = read_json(path);
-        const char* checkpoint = a->checkpoint;
+        bool reset_steps = a->reset_steps, init_from = a->init_from != NULL;
         options_from_json(&t->options, cJSON_GetObjectItemCaseSensitive(json, "args"), path);
-        a->checkpoint = checkpoint;
+        // how that run itself began is over: going on from it begins no new phase and reads no other weights
+        a->reset_steps = reset_steps;
+        if (!init_from) { a->init_from = NULL; }
         cJSON_Delete(json);
         free(path);
     }
@@ -201,6 +204,7 @@ static void open_run_folder(Trainer* t) {
     cJSON_AddStringToObject(build, "device", device);
     write_args_json(t->folder, options_to_json(&t->options), dataset_args_json(t),
                     model_args_json(&t->config, a->batch_size, a->sequence_length), build);
+    if (same_run) { checkpoint_prune(t->folder, t->state.step, SIZE_MAX); }  // as the logs: steps that come again
     t->logs = run_logs_open(t->folder, same_run ? t->state.step : 0);
     if (a->debug_batches) {
         char* path = text("%s/batches.log", t->folder);
@@ -284,9 +288,10 @@ static void train_step(Trainer* t) {
     double seconds = wall_seconds() - started;
     log_train(&t->logs, t->state.step, loss, norm, rate, seconds, (double)t->tokens_per_step / seconds);
     t->state.step++;
+    t->saved = false;
     print_progress(t, loss, norm, rate, seconds);
     t->skipped = finite ? 0 : t->skipped + 1;
-    if (!finite) { warn("step %zu: loss or gradient is not finite; its update is skipped", t->state.step - 1); }
+    if (!finite) { warn("loss or gradient of step %zu is not finite; its update is skipped", t->state.step); }
     if (t->skipped >= MAX_SKIPPED_STEPS) {
         fatal("%d steps in a row without a finite loss; lower --learning_rate and resume from %s, whose last checkpoint "
               "is good",
@@ -319,6 +324,13 @@ static void validate(Trainer* t) {
     fflush(stdout);
 }
 
+// Control characters of generated text would act on the terminal.
+static void print_text(const char* s) {
+    for (; *s; s++) { putchar((unsigned char)*s < ' ' || *s == 0x7f ? ' ' : *s); }
+    putchar('\n');
+    fflush(stdout);
+}
+
 static void print_sample(Trainer* t) {
     const TrainArgs* a = &t->args;
     SamplingSettings settings = {a->temperature, a->top_p};
@@ -328,18 +340,20 @@ static void print_sample(Trainer* t) {
     KVCache cache = kv_cache_create(&t->config, length + a->sample_length);
     length = generate(&t->model, &cache, tokens, length, a->sample_length, t->loader.eos, &settings, &t->state.sampler);
     char* sample = tokenizer_decode(t->tokenizer, tokens, length, NULL);
-    printf("sample %zu | %s\n", t->state.step, sample);
-    fflush(stdout);
+    printf("sample %zu | ", t->state.step);
+    print_text(sample);
     free(sample);
     free(tokens);
     kv_cache_free(&cache);
 }
 
 static void save(Trainer* t) {
+    if (t->saved) { return; }
     double started = wall_seconds();
     cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
     checkpoint_save(t->folder, &t->model, &t->state, t->args.position_encoding, model_args, t->args.keep_checkpoints);
     cJSON_Delete(model_args);
+    t->saved = true;
     printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
     fflush(stdout);
 }
@@ -354,15 +368,19 @@ static void train(Trainer* t) {
         bool last = t->state.step >= end;
         if (last) { save(t); }  // before anything at the end of a run can go wrong
         if (is_due(a->val_loss_every, t->state.step, last)) { validate(t); }
+        Random sampler = t->state.sampler;
         if (is_due(a->sample_every, t->state.step, last) && !stop_signal) { print_sample(t); }
-        if (last || stop_signal) { break; }
+        if (last || stop_signal) {
+            t->state.sampler = sampler;  // a resumed run draws the sample of this step again
+            break;
+        }
         train_step(t);
-        if (is_due(a->checkpoint_every, t->state.step, false) && t->state.step < end) { save(t); }
+        if (is_due(a->checkpoint_every, t->state.step, false)) { save(t); }
     }
     if (stop_signal && t->state.step < end) {
         save(t);
-        printf("stopped by %s after step %zu; resume with --checkpoint %s --checkpoint_args\n", strsignal(stop_signal),
-               t->state.step, t->folder);
+        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n",
+               stop_signal == SIGINT ? "SIGINT" : "SIGTERM", t->state.step, t->folder);
     }
 }
 

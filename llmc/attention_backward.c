@@ -21,6 +21,9 @@ inside the same head are always at least one key tile and one query tile apart, 
 // of such rows is computed again instead.
 static const float LSE_LIMIT = 64.0f;
 
+// Whole vectors of diagonals of one tile must not reach into those of the next tile pair.
+_Static_assert(QUERY_TILE % LANES == 0 && KEY_TILE % LANES == 0 && QUERY_TILE % ROW_BLOCK == 0, "tile sizes");
+
 // What is kept of one key/value head.
 typedef struct {
     float *keys, *keys_transposed, *values_transposed;  // [key_tiles] tiles
@@ -305,10 +308,13 @@ static void differentiate_masked_row(const Head* head, size_t query, size_t key,
         return;
     }
     for (size_t n = 0; n < KEY_TILE; n += LANES) {
-        Vector p = vector_exp2(keep_columns(load(weights + n), n, c.low, c.high, -INFINITY) - reference);
-        Vector dz = p * (load(dscores + n) - delta);
+        Vector p = splat(0.0f), dz = splat(0.0f);
+        if (n < c.high && n + LANES > c.low) {
+            p = keep_columns(vector_exp2(load(weights + n) - reference), n, c.low, c.high, 0.0f);
+            dz = keep_columns(p * (load(dscores + n) - delta), n, c.low, c.high, 0.0f);
+        }
         store(weights + n, p);
-        store(dscores + n, keep_columns(dz, n, c.low, c.high, 0.0f));
+        store(dscores + n, dz);
     }
 }
 

@@ -22,6 +22,10 @@ multiplied into the packed queries and the bias table, and weights are powers of
 #include "backend.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define VECTORS_OF_512_BITS
+#endif
+
+#if defined(VECTORS_OF_512_BITS)
 enum { LANES = 16, BLOCK_VECTORS = 4 };  // 6 x 4 sums of 32 registers
 #elif defined(__AVX__)
 enum { LANES = 8, BLOCK_VECTORS = 2 };  // 6 x 2 sums of 16 registers
@@ -78,7 +82,7 @@ INLINE Vector select_lanes(IntVector mask, Vector yes, Vector no) {
 
 // The larger of each pair; b where either is NaN.
 INLINE Vector vector_max(Vector a, Vector b) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(VECTORS_OF_512_BITS)
     return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
 #elif defined(__AVX__)
     return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
@@ -90,7 +94,7 @@ INLINE Vector vector_max(Vector a, Vector b) {
 }
 
 INLINE bool any_lane_above(Vector x, float limit) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(VECTORS_OF_512_BITS)
     return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
 #elif defined(__AVX__)
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
@@ -102,9 +106,13 @@ INLINE bool any_lane_above(Vector x, float limit) {
 }
 
 INLINE float largest_lane(Vector x) {
+#if defined(VECTORS_OF_512_BITS)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float largest = x[0];
     for (int i = 1; i < LANES; i++) { largest = x[i] > largest ? x[i] : largest; }
     return largest;
+#endif
 }
 
 INLINE float sum_lanes(Vector x) {
@@ -115,7 +123,7 @@ INLINE float sum_lanes(Vector x) {
 
 // 2^x within 2e-7 for x <= 100; exactly 0 below -127 and at -infinity; NaN for NaN. Polynomials by Remez exchange.
 INLINE Vector vector_exp2(Vector x) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(VECTORS_OF_512_BITS)
     Vector f = (Vector)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
     Vector p = splat(0.00187757669f);
     p = p * f + 0.00898933969f;
@@ -140,7 +148,7 @@ INLINE Vector vector_exp2(Vector x) {
 
 // Interleaves the lower (upper) halves of two vectors.
 INLINE Vector interleave_low(Vector a, Vector b) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(VECTORS_OF_512_BITS)
     return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 #elif defined(__AVX__)
     return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
@@ -150,7 +158,7 @@ INLINE Vector interleave_low(Vector a, Vector b) {
 }
 
 INLINE Vector interleave_high(Vector a, Vector b) {
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#if defined(VECTORS_OF_512_BITS)
     return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 #elif defined(__AVX__)
     return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
@@ -182,19 +190,21 @@ INLINE void multiply_block(Vector sums[ROW_BLOCK][BLOCK_VECTORS], size_t rows, s
     }
 }
 
-// products[ROW_BLOCK][vectors] = a[ROW_BLOCK][D] * tile[D][KEY_TILE], plus bias[n - r] times scale[r] (if not NULL).
+// products[ROW_BLOCK][vectors] = a[ROW_BLOCK][D] tile[D][KEY_TILE] + bias[n - r] scale[r]; bias and scale may be NULL.
+// The bias comes last: a sum that starts at a large bias would round at every step.
 INLINE void score_columns(size_t vectors, size_t D, float* products, const float* a, const float* tile,
                           const float* bias, const float* scale) {
     Vector sums[ROW_BLOCK][BLOCK_VECTORS];
     UNROLL for (size_t r = 0; r < ROW_BLOCK; r++) {
-        UNROLL for (size_t n = 0; n < vectors; n++) {
-            Vector first = bias ? load(bias - r + n * LANES) : splat(0.0f);
-            sums[r][n] = scale ? first * scale[r] : first;
-        }
+        UNROLL for (size_t n = 0; n < vectors; n++) { sums[r][n] = splat(0.0f); }
     }
     multiply_block(sums, ROW_BLOCK, vectors, D, a, D, 1, tile, KEY_TILE);
     UNROLL for (size_t r = 0; r < ROW_BLOCK; r++) {
-        UNROLL for (size_t n = 0; n < vectors; n++) { store(products + r * SCORE_STRIDE + n * LANES, sums[r][n]); }
+        UNROLL for (size_t n = 0; n < vectors; n++) {
+            if (bias && scale) { sums[r][n] += load(bias - r + n * LANES) * scale[r]; }
+            if (bias && !scale) { sums[r][n] += load(bias - r + n * LANES); }
+            store(products + r * SCORE_STRIDE + n * LANES, sums[r][n]);
+        }
     }
 }
 
@@ -433,9 +443,9 @@ static inline void mask_rows(const Head* head, float* scores, size_t vectors, si
     for (size_t r = 0; r < ROW_BLOCK; r++) {
         size_t query = min_size(first + r, last);
         Columns c = visible_columns(head, query, query, key);
-        for (size_t n = 0; n < vectors; n++) {
-            float* x = scores + r * SCORE_STRIDE + n * LANES;
-            store(x, keep_columns(load(x), n * LANES, c.low, c.high, -INFINITY));
+        for (size_t n = 0; n < vectors * LANES; n += LANES) {
+            float* x = scores + r * SCORE_STRIDE + n;
+            store(x, keep_columns(load(x), n, c.low, c.high, -INFINITY));
         }
     }
 }
@@ -460,13 +470,14 @@ INLINE void raise_references(QueryTile* tile, size_t D, const float* scores, siz
         }
         float old = tile->reference[row + r], reference = largest_lane(row_highest);
         if (!(reference - old > limit)) { continue; }
+        tile->reference[row + r] = reference;
+        if (old == -INFINITY) { continue; }  // the sums are still 0
         Vector factor = vector_exp2(splat(old - reference));
         for (size_t d = 0; tile->out && d < D; d += LANES) {
             float* out = tile->out + (row + r) * D + d;
             store(out, load(out) * factor);
         }
         store(tile->sum + (row + r) * LANES, load(tile->sum + (row + r) * LANES) * factor);
-        tile->reference[row + r] = reference;
     }
 }
 
@@ -572,7 +583,7 @@ static inline size_t packed_columns(const AttentionInput* in) { return round_up(
 // tables[NH][Tk + 2 TABLE_MARGIN]: the bias reversed, times log2(e), between zeros.
 void reverse_bias_tables(float* tables, const AttentionInput* in);
 
-// Bytes that attention_backward needs; at least those of the forward are added by attention_workspace.
+// Bytes of workspace that attention_backward takes.
 size_t attention_backward_bytes(const AttentionInput* in);
 
 #endif

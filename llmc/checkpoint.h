@@ -231,6 +231,20 @@ static inline void checkpoint_remove_stale(const char* run) {
     free(path);
 }
 
+// Removes all checkpoints but the `keep` newest up to a step.
+static inline void checkpoint_prune(const char* run, size_t step, size_t keep) {
+    size_t count, up_to = 0;
+    long long* steps = checkpoint_list(run, &count);
+    while (up_to < count && steps[up_to] <= (long long)step) { up_to++; }
+    for (size_t i = 0; i < count; i++) {
+        if (i < up_to && up_to - i <= keep) { continue; }
+        char* old = checkpoint_step_folder(run, steps[i]);
+        checkpoint_remove_folder(old);
+        free(old);
+    }
+    free(steps);
+}
+
 // Saves the run's state as its newest checkpoint and removes all but the `keep` newest up to it.
 static inline void checkpoint_save(const char* run, const Model* model, const RunState* state, const char* encoding,
                                    const cJSON* model_args, size_t keep) {
@@ -249,16 +263,7 @@ static inline void checkpoint_save(const char* run, const Model* model, const Ru
     safetensors_sync_folder(folder);
     checkpoint_publish(run, folder, "model.safetensors");
     checkpoint_publish(run, folder, "optimizer.safetensors");
-    size_t count, up_to = 0;
-    long long* steps = checkpoint_list(run, &count);
-    while (up_to < count && steps[up_to] <= (long long)state->step) { up_to++; }
-    for (size_t i = 0; i < count; i++) {
-        if (i < up_to && i + keep >= up_to) { continue; }
-        char* old = checkpoint_step_folder(run, steps[i]);
-        checkpoint_remove_folder(old);
-        free(old);
-    }
-    free(steps);
+    checkpoint_prune(run, state->step, keep);
     free(folder);
     free(unfinished);
 }
@@ -356,6 +361,16 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
     free(model_path);
     free(optimizer_path);
     free(folder);
+}
+
+// The weights of a run's model.safetensors into a model built for inference from the run's args.json.
+static inline void checkpoint_load_weights(Model* model, const char* path) {
+    SafeTensors file = safetensors_open(path);
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        checkpoint_read_tensor(&file, model->tensors[i].name, &model->tensors[i], model->master);
+    }
+    model_parameters_changed(model);
+    safetensors_close(&file);
 }
 
 // Weights alone, matched by name, from any safetensors file. What the file lacks is drawn and listed, what the

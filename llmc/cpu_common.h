@@ -8,6 +8,9 @@ chosen at run time. Each function has a CUDA counterpart of the same name in cud
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "util.h"
 
@@ -20,7 +23,10 @@ typedef enum { PRECISION_FP32, PRECISION_BF16 } Precision;
 EXTERN_C Precision cpu_precision;
 __attribute__((weak)) Precision cpu_precision;
 
-EXTERN_C int omp_get_max_threads(void);
+#ifndef _OPENMP
+static inline int omp_get_max_threads(void) { return 1; }
+static inline int omp_get_thread_num(void) { return 0; }
+#endif
 
 // Zeroed memory on the device, aligned to a cache line and large pages where they help; never returns NULL.
 EXTERN_C void* device_malloc(size_t bytes);

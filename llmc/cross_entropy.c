@@ -12,7 +12,7 @@ logits, and the backward turns it into a probability with one factor per row and
 #include "matmul_cpu.h"
 #include "ops.h"
 
-enum { TILE_COLUMNS = 2048, CHUNK_LOGITS = 1 << 24, MIN_CHUNK_ROWS = 256, MAX_CHUNK_ROWS = 2048, FEW_ROWS = 64 };
+enum { TILE_COLUMNS = 1024, CHUNK_LOGITS = 1 << 24, MIN_CHUNK_ROWS = 256, MAX_CHUNK_ROWS = 2048, FEW_ROWS = 64 };
 
 // How a call is cut up, and where its parts are in the workspace (offsets in bytes).
 typedef struct {
@@ -59,9 +59,11 @@ static size_t tile_width(const Head* h, size_t tile, size_t V) {
     return tile + 1 < h->tiles ? h->tile : V - tile * h->tile;
 }
 
-// The largest of n values and start. Sixteen maxima side by side: compilers may not reorder a single one.
+// Maxima and sums are kept in LANES parts side by side, since compilers may not reorder a single one.
+enum { LANES = 16 };
+
+// The largest of n values and start.
 static float row_maximum(const float* x, size_t n, float start) {
-    enum { LANES = 16 };
     float lanes[LANES], maximum = start;
     for (size_t j = 0; j < LANES; j++) { lanes[j] = start; }
     size_t i = 0;
@@ -74,15 +76,28 @@ static float row_maximum(const float* x, size_t n, float start) {
     return maximum;
 }
 
+// x[0..n) = exp(x - maximum); returns their sum, in LANES partial sums.
+static float exponentials_row(float* x, size_t n, float maximum) {
+    float lanes[LANES] = {0}, sum = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+#pragma omp simd
+        for (size_t j = 0; j < LANES; j++) {
+            x[i + j] = exp_fast(x[i + j] - maximum);
+            lanes[j] += x[i + j];
+        }
+    }
+    for (; i < n; i++) {
+        x[i] = exp_fast(x[i] - maximum);
+        sum += x[i];
+    }
+    for (size_t j = 0; j < LANES; j++) { sum += lanes[j]; }
+    return sum;
+}
+
 // Takes n logits of a row into its state; leaves exp(logit - maximum so far) in their place.
 static void softmax_row(RowState* state, float* logits, size_t n) {
-    float maximum = row_maximum(logits, n, state->maximum), sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (size_t i = 0; i < n; i++) {
-        float e = exp_fast(logits[i] - maximum);
-        logits[i] = e;
-        sum += e;
-    }
+    float maximum = row_maximum(logits, n, state->maximum), sum = exponentials_row(logits, n, maximum);
     state->sum = state->sum * exp_fast(state->maximum - maximum) + sum;
     state->maximum = maximum;
 }
@@ -90,7 +105,7 @@ static void softmax_row(RowState* state, float* logits, size_t n) {
 // One tile of a chunk: columns first.. of the vocabulary. maxima[rows] receives what the tile is relative to.
 static void softmax_tile(RowState* states, float* maxima, float* logits, const int* targets, size_t rows, size_t first,
                          size_t width) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * width >= PARALLEL_ELEMENTS)
     for (size_t r = 0; r < rows; r++) {
         float* row = logits + r * width;
         size_t target = (size_t)targets[r];
@@ -104,7 +119,7 @@ static void softmax_tile(RowState* states, float* maxima, float* logits, const i
 static void gradient_tile(void* gradient, size_t ld, const float* exponentials, const RowState* states,
                           const float* maxima, const int* targets, float dloss, size_t rows, size_t first, size_t width,
                           Precision precision) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * width >= PARALLEL_ELEMENTS)
     for (size_t r = 0; r < rows; r++) {
         const float* restrict row = exponentials + r * width;
         float factor = (float)(dloss * exp((double)maxima[r] - states[r].maximum) / states[r].sum);

@@ -281,7 +281,7 @@ bool product_supported(Precision precision) {
 
 void factor_copy(void* out, size_t ld_out, const float* inp, size_t ld_inp, size_t rows, size_t columns,
                  Precision precision) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * columns >= PARALLEL_ELEMENTS)
     for (size_t r = 0; r < rows; r++) {
         const float* restrict from = inp + r * ld_inp;
         if (precision == PRECISION_BF16) {

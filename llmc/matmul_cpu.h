@@ -37,7 +37,8 @@ size_t product_packed_bytes(size_t k, size_t n);
 // Whether the library multiplies in this precision on this processor.
 bool product_supported(Precision precision);
 
-static inline size_t factor_bytes(Precision precision) { return precision == PRECISION_BF16 ? 2 : 4; }
+// Loops over fewer elements than this are done before other threads have woken up.
+enum { PARALLEL_ELEMENTS = 1 << 15 };
 
 // fp32 to bf16, round to nearest even; NaN stays NaN.
 static inline uint16_t bf16_round(float x) {

@@ -117,7 +117,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Debugging"),
         OPT_BOOL(a->overfit_single_batch, "0", "train on the first batch only"),
         OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log"),
-        OPT_SIZE(a->debug_nan_step, "0", 0, 1e12, "make the gradient NaN in this step, counted from 1; 0: never"),
+        OPT_SIZE(a->debug_nan_step, "0", 0, 1e12, "take the loss of this step for NaN, counted from 1; 0: never"),
     };
     return options_create("train_gpt", "Trains a language model on token shards and writes a run folder.", rows,
                           sizeof rows / sizeof *rows);

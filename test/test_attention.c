@@ -402,6 +402,18 @@ static void test_gradients_where_lse_is_coarse(void** state) {
     }
 }
 
+// The softmax ignores a constant, so no part of it may reach the gradient of the scale as noise.
+static void test_a_constant_bias_leaves_the_scale_alone(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){1, 150, 2, 1, 32, BIAS_INSIDE, true, true}, 80);
+    zero_queries(&p);
+    fill(p.bias, p.shape.NH * p.in.bias_stride, -65536.0f);
+    forward(p.out, p.lse, &p.in);
+    backward(&p);
+    for (size_t h = 0; h < 2; h++) { assert_error_below(fabs((double)p.dseq_scale[h]), 1e-9); }
+    free_problem(&p);
+}
+
 // Documents of one token, also under a bias of 1e30 and with a scale of ln 1 = 0.
 static void test_one_visible_key(void** state) {
     (void)state;
@@ -502,6 +514,7 @@ int main(void) {
         cmocka_unit_test_setup(test_extreme_logits, one_thread),
         cmocka_unit_test_setup(test_bias_over_a_long_context, one_thread),
         cmocka_unit_test_setup(test_gradients_where_lse_is_coarse, one_thread),
+        cmocka_unit_test_setup(test_a_constant_bias_leaves_the_scale_alone, one_thread),
         cmocka_unit_test_setup(test_one_visible_key, one_thread),
         cmocka_unit_test_setup(test_nan_is_not_hidden, one_thread),
         cmocka_unit_test_setup(test_finite_differences, one_thread),

@@ -343,7 +343,7 @@ static void test_late_error(void** state) {
     assert_int_equal(count_files("r", ""), -1);
     free(path);
     // Lines are counted in each input.
-    char *fine = write_bytes("fine.jsonl", content, 19 * 3), *broken = write_bytes("broken.jsonl", BYTES("\n{}\n"));
+    char *fine = write_bytes("fine.jsonl", content, 18 * 3), *broken = write_bytes("broken.jsonl", BYTES("\n{}\n"));
     assert_refused(run("prepare", "%s %s --tokenizer bytes --out %s/r", fine, broken, scratch),
                    "broken.jsonl:2:3: the text");
     free(content);

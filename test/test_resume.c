@@ -1,0 +1,311 @@
+/*
+Stopping and going on: a run that was stopped, killed or resumed from any of its checkpoints ends with the bytes of
+the run that nothing disturbed: weights, moments and state, log rows, batches, samples.
+*/
+#include "train_util.h"
+
+// ----------------------------------------------------------------------------
+// comparing runs
+
+// Columns of train.log and eval.log that do not depend on the clock.
+enum { TRAIN_COLUMNS = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4, EVAL_COLUMNS = 1 << 0 | 1 << 2 };
+
+static void assert_same_columns(const char* a, const char* b, const char* name, unsigned columns) {
+    char *path_a = text("%s/%s", a, name), *path_b = text("%s/%s", b, name);
+    char *x = csv_columns(path_a, columns), *y = csv_columns(path_b, columns);
+    assert_string_equal(x, y);
+    free(path_a), free(path_b), free(x), free(y);
+}
+
+// Every line of a that starts with the prefix is in b. Lines end in '\n'.
+static void assert_lines_within(const char* a, const char* b, const char* prefix) {
+    for (const char *line = a, *end; (end = strchr(line, '\n')); line = end + 1) {
+        if (strncmp(line, prefix, strlen(prefix)) != 0) { continue; }
+        char* one = text("%.*s", (int)(end + 1 - line), line);
+        if (!strstr(b, one)) { print_error("not in the other run: %s", one); }
+        assert_non_null(strstr(b, one));
+        free(one);
+    }
+}
+
+// again: a killed run has served the steps since its last checkpoint twice, and its debug log shows that.
+static void assert_same_batches(const char* a, const char* b, bool again) {
+    char *path_a = text("%s/batches.log", a), *path_b = text("%s/batches.log", b);
+    char *x = read_text(path_a, NULL), *y = read_text(path_b, NULL);
+    assert_true(strlen(x) > 0);
+    if (again) {
+        assert_lines_within(x, y, "");
+        assert_lines_within(y, x, "");
+    } else {
+        assert_string_equal(x, y);
+    }
+    free(path_a), free(path_b), free(x), free(y);
+}
+
+static void assert_same_run(const char* a, const char* b, bool again) {
+    static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
+    assert_same_columns(a, b, "train.log", TRAIN_COLUMNS);
+    assert_same_columns(a, b, "eval.log", EVAL_COLUMNS);
+    assert_same_batches(a, b, again);
+    for (size_t i = 0; i < 2; i++) {
+        char *x = text("%s/%s", a, files[i]), *y = text("%s/%s", b, files[i]);
+        assert_same_file(x, y);
+        free(x), free(y);
+    }
+}
+
+// A copy of a run folder without its final weights and moments, which a resumed run has to write.
+static void copy_unfinished(const char* whole, const char* cut) {
+    static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
+    copy_tree(whole, cut);
+    for (size_t i = 0; i < 2; i++) {
+        char* path = text("%s/%s", cut, files[i]);
+        assert_int_equal(unlink(path), 0);
+        free(path);
+    }
+}
+
+static char* resume_flags(const char* folder) { return text("--checkpoint %s --checkpoint_args", folder); }
+
+static Run resume(const char* folder) {
+    char* flags = resume_flags(folder);
+    Run r = run_train(flags);
+    if (!exited_with(&r, 0)) { print_error("resuming %s: %s\n", folder, r.err); }
+    assert_true(exited_with(&r, 0));
+    free(flags);
+    return r;
+}
+
+// ----------------------------------------------------------------------------
+// from every kind of step
+
+// Saves fall on shard boundaries in "parts" (128 tokens a shard), whose epoch is 9 steps.
+static const struct {
+    const char *encoding, *flags;
+    size_t steps, accumulation, resume_at[4];
+} cases[] = {
+    {"nope",
+     "--tokens_per_step 64 --num_iterations 12 --warmup_iters 5 --learning_rate_decay_frac 0.1",
+     12,
+     1,
+     {11, 6, 1}},
+    {"rotary", "--dataset parts --tokens_per_step 64 --num_iterations 20 --lr_scheduler linear", 20, 1, {18, 9, 8, 2}},
+    {"bam_ssmax",
+     "--tokens_per_step 192 --num_iterations 12 --recompute 1 --val_loss_every 3 --val_tokens 128 "
+     "--val_tokens_padding 10 --sample_every 2 --sample_length 8 --theta_mu_trainable --prior_lr 3e-3",
+     12,
+     3,
+     {9, 6, 1}},
+    {"alibi_ssmax",
+     "--dataset parts --tokens_per_step 128 --num_iterations 10 --optimizer adamw --weight_decay 0.1 "
+     "--lr_scheduler wsd --overfit_single_batch --global_prior --debug_nan_step 4",
+     10,
+     2,
+     {4, 3}},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static size_t lines_of_step(const char* batches, size_t step) {
+    char *first = text("%zu,", step), *later = text("\n%zu,", step);
+    size_t n = count_words(batches, later) + (strncmp(batches, first, strlen(first)) == 0);
+    free(first), free(later);
+    return n;
+}
+
+static void check_resume_at(size_t c, const char* whole, const char* output, size_t step) {
+    char *cut = text("%s/cut_%zu_%zu", scratch, c, step), *log = text("%s/batches.log", cut);
+    copy_unfinished(whole, cut);
+    unlink(log);
+    char* from = text("%s/checkpoints/step_%09zu", cut, step);
+    Run r = resume(from);
+    assert_lines_within(r.out, output, "sample");
+    char *again = read_text(log, NULL), *path = text("%s/batches.log", whole), *all = read_text(path, NULL);
+    assert_int_equal(lines_of_step(again, step), cases[c].accumulation);
+    assert_int_equal(lines_of_step(again, step - 1), 0);
+    assert_lines_within(again, all, "");
+    copy_tree(path, log);  // the rest of the comparison is that of two whole runs
+    assert_same_run(whole, cut, false);
+    free(again), free(path), free(all), free(cut), free(log), free(from);
+    run_free(&r);
+}
+
+static void test_resume_from_any_step(void** state) {
+    (void)state;
+    for (size_t c = 0; c < CASES; c++) {
+        char* flags = text("--position_encoding %s %s --debug_batches --checkpoint_every 1 --keep_checkpoints 100",
+                           cases[c].encoding, cases[c].flags);
+        Run r = train_tiny("whole", flags);
+        char* whole = run_file("whole", cases[c].encoding, "");
+        for (size_t i = 0; i < 4 && cases[c].resume_at[i]; i++) {
+            check_resume_at(c, whole, r.out, cases[c].resume_at[i]);
+        }
+        free(flags), free(whole);
+        run_free(&r);
+    }
+}
+
+// Going back to an earlier step of a run and being killed at once: what came after it is gone from logs and
+// checkpoints alike, so the run can go on.
+static void test_kill_after_going_back(void** state) {
+    (void)state;
+    char *whole = run_file("whole", "nope", ""), *cut = text("%s/back", scratch);
+    copy_unfinished(whole, cut);
+    char *from = text("%s/checkpoints/step_%09d", cut, 3), *back = resume_flags(from);
+    char* flags = text("%s --checkpoint_every 0", back);
+    Run r = start_train(flags);
+    assert_true(read_until(&r, " 5/12"));
+    kill(r.pid, SIGKILL);
+    finish_train(&r);
+    Run last = resume(cut);
+    assert_same_run(whole, cut, true);
+    run_free(&r), run_free(&last);
+    free(whole), free(cut), free(from), free(back), free(flags);
+}
+
+// A finished run has nothing left to do and stays as it is.
+static void test_resume_finished(void** state) {
+    (void)state;
+    char *whole = run_file("whole", "nope", ""), *cut = text("%s/finished", scratch);
+    copy_tree(whole, cut);
+    Run r = resume(cut);
+    assert_non_null(strstr(r.out, "nothing to do: 12 of 12 steps are done"));
+    assert_same_run(whole, cut, false);
+    run_free(&r);
+    free(whole), free(cut);
+}
+
+// ----------------------------------------------------------------------------
+// signals
+
+#define LONG_RUN                                                                                                  \
+    "--position_encoding bam_ssmax --num_iterations 160 --tokens_per_step 64 --val_loss_every 4 --val_tokens 64 " \
+    "--val_tokens_padding 0 --sample_every 1 --sample_length 3 --debug_batches --lr_scheduler linear "            \
+    "--learning_rate_decay_frac 0.1"
+
+static size_t saved_step(const char* folder) {
+    char* path = text("%s/optimizer.safetensors", folder);
+    double step = metadata_number(path, "step");
+    free(path);
+    return (size_t)step;
+}
+
+// Sends the signal once the words were printed; appends the output to *all.
+static Run interrupt(const char* flags, const char* words, int number, char** all) {
+    Run r = start_train(flags);
+    assert_true(read_until(&r, words));
+    kill(r.pid, number);
+    finish_train(&r);
+    char* longer = text("%s%s", *all, r.out);
+    free(*all);
+    *all = longer;
+    return r;
+}
+
+// Stopped politely three times: exit status 128 + n, saved once, told how to go on.
+static void test_stop_and_resume(void** state) {
+    (void)state;
+    static const struct {
+        const char* words;
+        int number;
+    } stops[] = {{" 10/160", SIGTERM}, {" 60/160", SIGINT}, {"\nsample 100", SIGTERM}};
+    Run whole = train_tiny("long", LONG_RUN);
+    char *folder = run_file("long", "bam_ssmax", ""), *cut = run_file("stopped", "bam_ssmax", "");
+    char *flags = tiny_flags("stopped", LONG_RUN " --checkpoint_every 7"), *all = xstrdup("");
+    for (size_t i = 0; i < 3; i++) {
+        Run r = interrupt(flags, stops[i].words, stops[i].number, &all);
+        assert_true(exited_with(&r, 128 + stops[i].number));
+        assert_string_equal(r.err, "");
+        free(flags);
+        flags = resume_flags(cut);
+        assert_non_null(strstr(r.out, flags));
+        assert_non_null(strstr(r.out, stops[i].number == SIGINT ? "SIGINT" : "SIGTERM"));
+        char* saved = text("saved step %zu to", saved_step(cut));
+        assert_int_equal(count_words(r.out, saved), 1);
+        assert_true(saved_step(cut) < 160);
+        free(saved);
+        run_free(&r);
+    }
+    Run last = resume(cut);
+    assert_same_run(folder, cut, false);
+    char* output = text("%s%s", all, last.out);
+    assert_lines_within(output, whole.out, "sample");
+    assert_lines_within(whole.out, output, "sample");
+    free(output), free(all), free(flags), free(folder), free(cut);
+    run_free(&last), run_free(&whole);
+}
+
+// Killed without warning, mostly in the middle of a save since there is one after every step.
+static void test_kill_and_resume(void** state) {
+    (void)state;
+    static const char* const words[] = {"saved step 7 ", "| loss", " 60/160", "saved step 90 ", "\nsample 120"};
+    char *folder = run_file("long", "bam_ssmax", ""), *cut = run_file("killed", "bam_ssmax", "");
+    char *flags = tiny_flags("killed", LONG_RUN " --checkpoint_every 1"), *all = xstrdup("");
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        Run r = interrupt(flags, words[i], SIGKILL, &all);
+        assert_true(WIFSIGNALED(r.status));
+        run_free(&r);
+        free(flags);
+        flags = resume_flags(cut);
+    }
+    Run last = resume(cut);
+    assert_same_run(folder, cut, true);
+    char* checkpoints = text("%s/checkpoints", cut);
+    assert_folder(checkpoints, "step_000000160 ");  // nothing half-written is left
+    run_free(&last);
+    free(folder), free(cut), free(flags), free(all), free(checkpoints);
+}
+
+// ----------------------------------------------------------------------------
+// a new phase
+
+// --reset_steps: the schedule from its beginning, in a new folder; data, moments and the count of steps go on.
+static void test_reset_steps(void** state) {
+    (void)state;
+    const char* base = "--tokens_per_step 64 --warmup_iters 4 --learning_rate_decay_frac 0.1 --debug_batches ";
+    char *first = text("%s--num_iterations 10", base), *both = text("%s--num_iterations 20", base);
+    train_tiny_quietly("phase", first);
+    train_tiny_quietly("both", both);
+    char* folder = run_file("phase", "nope", "");
+    char* flags =
+        text("--checkpoint %s --checkpoint_args --reset_steps --checkpoint_every 3 --keep_checkpoints 9", folder);
+    Run r = run_train(flags);
+    assert_true(exited_with(&r, 0));
+    run_free(&r);
+    char* second = text("%s/phase/l2/nope/version_01", scratch);
+    char *log_1 = text("%s/train.log", folder), *log_2 = text("%s/train.log", second);
+    char *rates_1 = csv_columns(log_1, 1 << 4), *rates_2 = csv_columns(log_2, 1 << 4);
+    assert_string_equal(rates_1, rates_2);
+    double steps[11];
+    assert_int_equal(csv_column(log_2, 0, steps, 11), 10);
+    for (size_t i = 0; i < 10; i++) { assert_true(steps[i] == 10 + (double)i); }
+
+    char *batches_1 = text("%s/batches.log", folder), *batches_2 = text("%s/batches.log", second);
+    char *x = read_text(batches_1, NULL), *y = read_text(batches_2, NULL), *all = text("%s%s", x, y);
+    char* batches_path = run_file("both", "nope", "batches.log");
+    char* batches = read_text(batches_path, NULL);
+    assert_string_equal(all, batches);
+
+    // the new phase resumes like any run: in its own folder, with the phase's schedule
+    char *cut = text("%s/phase_cut", scratch), *from = text("%s/checkpoints/step_000000012", cut);
+    char* optimizer = text("%s/optimizer.safetensors", cut);
+    copy_unfinished(second, cut);
+    Run again = resume(from);
+    assert_true(metadata_number(optimizer, "schedule_start") == 10);
+    assert_true(metadata_number(optimizer, "optimizer_step") == 20);
+    assert_same_run(second, cut, true);
+    run_free(&again);
+    free(first), free(both), free(folder), free(flags), free(second), free(log_1), free(log_2), free(rates_1);
+    free(rates_2), free(batches_1), free(batches_2), free(x), free(y), free(all), free(batches_path), free(batches);
+    free(cut), free(from), free(optimizer);
+}
+
+int main(void) {
+    scratch_create();
+    make_dataset("parts", noise_token, 5, 128);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_resume_from_any_step), cmocka_unit_test(test_kill_after_going_back),
+        cmocka_unit_test(test_resume_finished),      cmocka_unit_test(test_stop_and_resume),
+        cmocka_unit_test(test_kill_and_resume),      cmocka_unit_test(test_reset_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,394 @@
+/*
+What a training run does and leaves behind: the run folder of every encoding, losses that fall, steps that are the
+same however they are cut, the handling of NaN, bfloat16.
+*/
+#include "train_util.h"
+
+#include "../llmc/posenc.h"
+
+enum { L = 2, C = 32, NH = 2, F = 64 };
+
+// ----------------------------------------------------------------------------
+// the run folder
+
+static const cJSON* field(const cJSON* object, const char* name) {
+    const cJSON* item = cJSON_GetObjectItemCaseSensitive(object, name);
+    if (!item) { print_error("args.json has no %s\n", name); }
+    assert_non_null(item);
+    return item;
+}
+
+static void check_fields(const cJSON* object, const char* const* names) {
+    for (; *names; names++) { field(object, *names); }
+}
+
+// The fields of the published system's args.json, and the provenance of the run.
+static void check_args_json(const char* encoding, PosKind kind, bool ssmax) {
+    static const char* const common[] = {
+        "dim",      "n_layers",       "n_heads",     "n_kv_heads", "vocab_size", "multiple_of", "ffn_dim_multiplier",
+        "norm_eps", "max_batch_size", "max_seq_len", NULL};
+    static const char* const bam[] = {"thata_beta_init",
+                                      "theta_alpha_init",
+                                      "theta_mu_init",
+                                      "train_theta_beta",
+                                      "train_theta_alpha",
+                                      "train_theta_mu",
+                                      "global_positional_encoding",
+                                      NULL};
+    static const char* const build[] = {"commit", "compiler", "flags", "host", "device", NULL};
+    static const char* const dataset[] = {"dataset_dir",
+                                          "batch_size",
+                                          "seq_len",
+                                          "grad_accum_steps",
+                                          "val_tokens",
+                                          "tokens_per_batch",
+                                          "val_tokens_padding",
+                                          "total_tokens",
+                                          "iterations",
+                                          "num_processes",
+                                          "bos",
+                                          "eos",
+                                          NULL};
+    char* path = run_file("folder", encoding, "args.json");
+    cJSON* json = read_json(path);
+    const cJSON *args = field(json, "args"), *model = field(json, "model_args");
+    assert_int_equal(cJSON_GetArraySize(json), 4);
+    assert_string_equal(field(args, "position_encoding")->valuestring, encoding);
+    assert_int_equal(field(args, "num_iterations")->valueint, 30);
+    check_fields(model, common);
+    check_fields(field(json, "build"), build);
+    check_fields(field(json, "dataset_args"), dataset);
+    assert_int_equal(field(model, "vocab_size")->valueint, BYTES_VOCAB);
+    assert_true((int)(field(model, "ffn_dim_multiplier")->valuedouble * C) == F);
+    if (kind == POS_BAM) { check_fields(model, bam); }
+    assert_true(!!cJSON_GetObjectItem(model, "rope_theta") == (kind == POS_ROTARY));
+    assert_true(!!cJSON_GetObjectItem(model, "sinusoidal_theta") == (kind == POS_SINUSOIDAL));
+    assert_true(!!cJSON_GetObjectItem(model, "seq_scale") == ssmax);
+    assert_true(!!cJSON_GetObjectItem(model, "ssmax_prior") == (ssmax && kind == POS_BAM));
+    cJSON_Delete(json);
+    free(path);
+}
+
+static size_t check_tensor(const SafeTensors* file, const char* name, size_t ndim, size_t a, size_t b) {
+    static const char* const moments[] = {"exp_avg.", "exp_avg_sq."};
+    bool optimizer = file->count > 0 && strncmp(file->tensors[0].name, "exp_avg", 7) == 0;
+    for (size_t i = 0; i < (optimizer ? 2 : 1); i++) {
+        char* full = text("%s%s", optimizer ? moments[i] : "", name);
+        const SafeTensor* t = safetensors_find(file, full);
+        if (!t) { print_error("%s: no %s\n", file->path, full); }
+        assert_non_null(t);
+        assert_int_equal(t->type, SAFETENSORS_F32);
+        assert_int_equal(t->ndim, ndim);
+        size_t shape[4] = {ndim == 4 ? 1 : a, ndim == 4 ? a : b, 1, 1};
+        for (size_t d = 0; d < ndim; d++) { assert_int_equal(t->shape[d], shape[d]); }
+        free(full);
+    }
+    return optimizer ? 2 : 1;
+}
+
+// Exactly the published system's names and shapes.
+static void check_tensors(const char* encoding, const char* name, PosKind kind, bool ssmax) {
+    static const struct {
+        const char* name;
+        size_t rows, cols;
+    } matrices[] = {{"attention.wq", C, C},   {"attention.wk", C, C},    {"attention.wv", C, C},
+                    {"attention.wo", C, C},   {"feed_forward.w1", F, C}, {"feed_forward.w2", C, F},
+                    {"feed_forward.w3", F, C}};
+    char* path = run_file("folder", encoding, name);
+    SafeTensors file = safetensors_open(path);
+    size_t n = check_tensor(&file, "tok_embeddings.weight", 2, BYTES_VOCAB, C);
+    n += check_tensor(&file, "output.weight", 2, BYTES_VOCAB, C) + check_tensor(&file, "norm.weight", 1, C, 0);
+    for (size_t layer = 0; layer < L; layer++) {
+        char full[96];
+#define LAYER(...) (snprintf(full, sizeof full, "layers.%zu." __VA_ARGS__), full)
+        for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+            n +=
+                check_tensor(&file, LAYER("%s.weight", layer, matrices[i].name), 2, matrices[i].rows, matrices[i].cols);
+        }
+        n += check_tensor(&file, LAYER("attention_norm.weight", layer), 1, C, 0);
+        n += check_tensor(&file, LAYER("ffn_norm.weight", layer), 1, C, 0);
+        if (ssmax) { n += check_tensor(&file, LAYER("attention.seq_scale", layer), 4, NH, 0); }
+        for (int p = 0; p < posenc_info(kind)->params; p++) {
+            n += check_tensor(&file, LAYER("attention.prior.%s", layer, posenc_param_name(kind, p)), 4, NH, 0);
+        }
+#undef LAYER
+    }
+    assert_int_equal(file.count, n);  // nothing derived, nothing else
+    safetensors_close(&file);
+    free(path);
+}
+
+// Header, and one row a step: steps, times that grow.
+static void check_log(const char* encoding, const char* name, const char* header, size_t rows, size_t every) {
+    char *path = run_file("folder", encoding, name), *s = read_text(path, NULL), *first = text("%s\n", header);
+    assert_int_equal(strncmp(s, first, strlen(first)), 0);
+    double steps[64], times[64];
+    assert_int_equal(csv_column(path, 0, steps, 64), rows);
+    assert_int_equal(csv_column(path, 1, times, 64), rows);
+    for (size_t i = 0; i < rows; i++) {
+        assert_true(steps[i] == (double)(i * every));
+        assert_true(times[i] > 0 && (i == 0 || times[i] > times[i - 1]));
+    }
+    free(path), free(s), free(first);
+}
+
+static void check_run_folder(const char* encoding, PosKind kind, bool ssmax) {
+    char* flags = text(
+        "--tokens_per_step 64 --num_iterations 30 --position_encoding %s --val_tokens 128 --val_tokens_padding 64 "
+        "--val_loss_every 10",
+        encoding);
+    train_tiny_quietly("folder", flags);
+    char* folder = run_file("folder", encoding, "");
+    assert_folder(folder, "args.json checkpoints eval.log model.safetensors optimizer.safetensors train.log ");
+    check_args_json(encoding, kind, ssmax);
+    check_tensors(encoding, "model.safetensors", kind, ssmax);
+    check_tensors(encoding, "optimizer.safetensors", kind, ssmax);
+    check_log(encoding, "train.log", "step,time,loss,norm,lr,exec_time,tok/sec", 30, 1);
+    check_log(encoding, "eval.log", "step,time,loss,exec_time,tok/sec", 4, 10);
+    double losses[30];
+    losses_of("folder", encoding, losses, 30);
+    // untrained logits have variance 1/3, which costs 1/6 beyond ln V; a corpus of 28 different tokens
+    assert_error_below(fabs(losses[0] - log(BYTES_VOCAB) - 1.0 / 6), 0.2);
+    assert_true(losses[29] < losses[0] - 1.5);
+    free(folder), free(flags);
+}
+
+static void test_run_folder(void** state) {
+    (void)state;
+    for (int kind = 0; kind < POS_COUNT; kind++) {
+        for (int ssmax = 0; ssmax < 2; ssmax++) {
+            char* name = text("%s%s", posenc_info((PosKind)kind)->name, ssmax ? "_ssmax" : "");
+            check_run_folder(name, (PosKind)kind, ssmax);
+            free(name);
+        }
+    }
+}
+
+// A prior for all layers has its own names; a second run gets the next number and the same bits.
+static void test_global_prior_and_versions(void** state) {
+    (void)state;
+    const char* flags = "--tokens_per_step 64 --num_iterations 3 --position_encoding bam_ssmax --global_prior";
+    train_tiny_quietly("twice", flags);
+    train_tiny_quietly("twice", flags);
+    char *folder = text("%s/twice/l2/bam_ssmax", scratch), *a = run_file("twice", "bam_ssmax", "model.safetensors");
+    char* b = text("%s/version_01/model.safetensors", folder);
+    assert_folder(folder, "version_00 version_01 ");
+    assert_same_file(a, b);
+    SafeTensors file = safetensors_open(a);
+    assert_non_null(safetensors_find(&file, "prior.theta_alpha"));
+    assert_null(safetensors_find(&file, "layers.0.attention.prior.theta_alpha"));
+    assert_int_equal(file.count, 3 + L * 9 + 3 + L);
+    safetensors_close(&file);
+    free(folder), free(a), free(b);
+}
+
+// Plain text outside a terminal: no carriage returns, no escapes, lines of at most 80 columns.
+static void test_output(void** state) {
+    (void)state;
+    Run r = train_tiny("output",
+                       "--tokens_per_step 128 --num_iterations 12 --val_tokens 128 --val_loss_every 4 "
+                       "--val_tokens_padding 0 --sample_every 6 --sample_length 20 --checkpoint_every 5");
+    assert_string_equal(r.err, "");
+    assert_int_equal(count_words(r.out, " tok/s mfu"), 12);
+    assert_int_equal(count_words(r.out, "val  "), 4);
+    assert_int_equal(count_words(r.out, "\nsample "), 3);
+    assert_int_equal(count_words(r.out, "saved step "), 3);
+    for (const char *line = r.out, *end; (end = strchr(line, '\n')); line = end + 1) {
+        bool own = strncmp(line, "sample", 6) != 0 && !strstr(line, scratch) && strncmp(line, "device", 6) != 0;
+        if (own && end - line > 80) { print_error("%td columns: %.*s\n", end - line, (int)(end - line), line); }
+        assert_true(!own || end - line <= 80);
+        for (const char* c = line; c < end; c++) { assert_true((unsigned char)*c >= ' ' && *c != 0x7f); }
+    }
+    run_free(&r);
+}
+
+// ----------------------------------------------------------------------------
+// the same step, cut in other ways
+
+// fp32 rounds sums of 256 rows to some 1e-7; the first steps of RAdam divide by nothing, so weights stay as close.
+static void test_accumulation(void** state) {
+    (void)state;
+    double want[3], losses[3];
+    for (size_t batch = 8; batch >= 2; batch /= 2) {
+        char *log = text("batch_%zu", batch), *first = run_file("batch_8", "bam_ssmax", "model.safetensors");
+        char* flags = text(
+            "--dataset noise --position_encoding bam_ssmax --batch_size %zu --tokens_per_step 256 --num_iterations 3 "
+            "--learning_rate 0.1",
+            batch);
+        train_tiny_quietly(log, flags);
+        char* model = run_file(log, "bam_ssmax", "model.safetensors");
+        assert_int_equal(losses_of(log, "bam_ssmax", batch == 8 ? want : losses, 3), 3);
+        for (size_t i = 0; batch < 8 && i < 3; i++) { assert_error_below(fabs(losses[i] - want[i]), 2e-6); }
+        assert_error_below(weights_distance(first, model), 2e-6);
+        free(log), free(first), free(flags), free(model);
+    }
+}
+
+static void test_validation_batches(void** state) {
+    (void)state;
+    double loss[2], want = 0, uniform = log(BYTES_VOCAB);
+    for (size_t batch = 1; batch <= 4; batch *= 2) {
+        char *log = text("validate_%zu", batch), *path = run_file(log, "nope", "eval.log");
+        char* flags = text(
+            "--dataset noise --batch_size %zu --tokens_per_step 128 --num_iterations 1 --val_loss_every 1 "
+            "--val_tokens 512",
+            batch);
+        char* all = text("%s --val_tokens_padding 1", flags);
+        train_tiny_quietly(log, all);
+        assert_int_equal(csv_column(path, 2, loss, 2), 2);
+        want = batch == 1 ? loss[0] : want;
+        assert_error_below(fabs(loss[0] - want), 1e-6);
+        assert_error_below(fabs(want - uniform - 1.0 / 6), 0.2);
+        free(log), free(path), free(flags), free(all);
+    }
+}
+
+static void test_recompute(void** state) {
+    (void)state;
+    const char* base = "--position_encoding rotary_ssmax --tokens_per_step 128 --num_iterations 4";
+    char* again = text("%s --recompute", base);
+    train_tiny_quietly("kept", base);
+    train_tiny_quietly("recomputed", again);
+    char* a = run_file("kept", "rotary_ssmax", "model.safetensors");
+    char* b = run_file("recomputed", "rotary_ssmax", "model.safetensors");
+    assert_true(weights_distance(a, b) == 0);
+    free(again), free(a), free(b);
+}
+
+// Noise cannot be learned, except when every step has the same 64 tokens.
+static void test_overfit_single_batch(void** state) {
+    (void)state;
+    double losses[60];
+    train_tiny_quietly("overfit", "--dataset noise --overfit_single_batch --tokens_per_step 64 --num_iterations 60");
+    assert_int_equal(losses_of("overfit", "nope", losses, 60), 60);
+    assert_true(losses[59] < 0.5 * losses[0]);
+    train_tiny_quietly("no_overfit", "--dataset noise --tokens_per_step 64 --num_iterations 60");
+    assert_int_equal(losses_of("no_overfit", "nope", losses, 60), 60);
+    assert_true(losses[59] > 0.9 * losses[0]);
+}
+
+// bfloat16 products round factors to 8 bits; the losses follow those of fp32.
+static void test_bfloat16(void** state) {
+    (void)state;
+    const char* base = "--position_encoding bam_ssmax --tokens_per_step 64 --num_iterations 10";
+    char* flags = text("%s --dtype bfloat16", base);
+    char* all = tiny_flags("bf16", flags);
+    Run r = run_train(all);
+    bool supported = !strstr(r.err, "oneDNN has no such matrix product");
+    if (supported) {
+        double narrow[10], full[10];
+        assert_true(exited_with(&r, 0));
+        train_tiny_quietly("fp32", base);
+        assert_int_equal(losses_of("bf16", "bam_ssmax", narrow, 10), 10);
+        assert_int_equal(losses_of("fp32", "bam_ssmax", full, 10), 10);
+        for (size_t i = 0; i < 10; i++) { assert_error_below(fabs(narrow[i] - full[i]), 2e-2); }
+        assert_true(narrow[9] != full[9]);
+    } else {
+        assert_refused(&r, "--dtype bfloat16|--dtype float32");
+    }
+    run_free(&r);
+    free(flags), free(all);
+    if (!supported) { skip(); }
+}
+
+// ----------------------------------------------------------------------------
+// NaN
+
+static char* step_file(const char* log, size_t step, const char* name) {
+    char *part = text("checkpoints/step_%09zu/%s", step, name), *path = run_file(log, "nope", part);
+    free(part);
+    return path;
+}
+
+static double step_distance(const char* log, size_t a, size_t b, const char* name) {
+    char *x = step_file(log, a, name), *y = step_file(log, b, name);
+    double distance = weights_distance(x, y);
+    free(x), free(y);
+    return distance;
+}
+
+// The step is logged as nan, changes neither weights nor moments, and the run goes on.
+static void test_nan_step(void** state) {
+    (void)state;
+    Run r = train_tiny("nan",
+                       "--tokens_per_step 64 --num_iterations 6 --debug_nan_step 3 --checkpoint_every 1 "
+                       "--keep_checkpoints 9 --weight_decay 0.1");
+    double losses[6];
+    assert_int_equal(losses_of("nan", "nope", losses, 6), 6);
+    for (size_t i = 0; i < 6; i++) { assert_true(!!isnan(losses[i]) == (i == 2)); }
+    char* path = run_file("nan", "nope", "train.log");
+    char* s = read_text(path, NULL);
+    assert_int_equal(count_words(s, ",nan,"), 1);
+    for (size_t step = 2; step < 6; step++) {
+        bool same = step == 2;
+        assert_true((step_distance("nan", step, step + 1, "model.safetensors") == 0) == same);
+        assert_true((step_distance("nan", step, step + 1, "optimizer.safetensors") == 0) == same);
+    }
+    char* optimizer = step_file("nan", 6, "optimizer.safetensors");
+    assert_true(metadata_number(optimizer, "optimizer_step") == 5);
+    assert_string_equal(r.err, "warning: loss or gradient of step 3 is not finite; its update is skipped\n");
+    run_free(&r);
+    free(path), free(s), free(optimizer);
+}
+
+// The easy corpus for 8 steps, from then on with a token that nothing before has.
+static uint32_t late_token(size_t position, Random* r) {
+    uint32_t token = easy_token(position, r);
+    return position > 8 * 64 && token == 'c' ? '~' : token;
+}
+
+static void poison(void* context, size_t index, size_t offset, void* chunk, size_t bytes) {
+    const SafeTensor* t = &((const SafeTensors*)context)->tensors[index];
+    memcpy(chunk, t->data + offset, bytes);
+    if (strcmp(t->name, "tok_embeddings.weight") == 0) {
+        ((float*)chunk)['~' * C] = NAN;  // small enough to come in one piece
+    }
+}
+
+// Ten steps in a row with NaN, here from the embedding of a token that comes late, end the run; the weights are still
+// those of the last good step.
+static void test_nan_for_good(void** state) {
+    (void)state;
+    make_dataset("late", late_token, 1, 3000);
+    char *good = run_file("folder", "nope", "model.safetensors"), *bad = text("%s/poisoned.safetensors", scratch);
+    SafeTensors file = safetensors_open(good);
+    SafeTensorsEntry* entries = xcalloc(file.count, sizeof *entries);
+    for (size_t i = 0; i < file.count; i++) {
+        const SafeTensor* t = &file.tensors[i];
+        entries[i].name = t->name, entries[i].type = t->type, entries[i].ndim = t->ndim;
+        memcpy(entries[i].shape, t->shape, sizeof entries[i].shape);
+    }
+    safetensors_write(bad, entries, file.count, NULL, 0, poison, &file);
+    const char* base = "--dataset late --tokens_per_step 64 --checkpoint_every 1 --keep_checkpoints 99";
+    char* more = text("%s --num_iterations 30 --init_from %s", base, bad);
+    char* flags = tiny_flags("poisoned", more);
+    Run r = run_train(flags);
+    assert_refused(&r, "10 steps in a row|--learning_rate|resume from");
+    assert_int_equal(count_words(r.err, "warning: "), 10);
+    double losses[30];
+    assert_int_equal(losses_of("poisoned", "nope", losses, 30), 18);
+    for (size_t i = 0; i < 18; i++) { assert_true(!!isnan(losses[i]) == (i >= 8)); }
+    assert_true(step_distance("poisoned", 7, 8, "model.safetensors") > 0);
+    assert_true(step_distance("poisoned", 8, 17, "model.safetensors") == 0);
+    assert_true(step_distance("poisoned", 8, 17, "optimizer.safetensors") == 0);
+    safetensors_close(&file);
+    run_free(&r);
+    free(entries), free(good), free(bad), free(more), free(flags);
+}
+
+int main(void) {
+    scratch_create();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_folder),
+        cmocka_unit_test(test_global_prior_and_versions),
+        cmocka_unit_test(test_output),
+        cmocka_unit_test(test_accumulation),
+        cmocka_unit_test(test_validation_batches),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_overfit_single_batch),
+        cmocka_unit_test(test_bfloat16),
+        cmocka_unit_test(test_nan_step),
+        cmocka_unit_test(test_nan_for_good),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
