@@ -7,8 +7,8 @@ rm -f "$lines"
 echo "matrix products"
 "$build/dev/bench_matmul" --json "$lines"
 echo
-echo "attention (share: of oneDNN's fp32 rate in the same run)"
-"$build/dev/bench_attention" --json "$lines"
+echo "attention, CPU time (share: of oneDNN's fp32 rate in the same run)"
+OMP_WAIT_POLICY=passive "$build/dev/bench_attention" --cpu-time --json "$lines"
 echo
 echo "training, B 8, T 512 (mfu: of this machine's own matrix-product rate at that precision)"
 "$build/dev/bench_train" --json "$lines"
