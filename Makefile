@@ -70,10 +70,10 @@ $(BUILD)/%.o: %.c $(BUILD)/config.mk
 	$(CC) $(CFLAGS) -c -o $@ $<
 
 train_gpt: $(BUILD)/train_gpt.o $(OPS) $(TOKENIZER)
-	$(CXX) -o $@ $^ $(LDLIBS)
+	$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
 
 dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
-	$(CXX) -o $@ $^ $(LDLIBS)
+	$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
 
 # ---------------------------------------------------------------- tests and benchmarks
 TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
@@ -81,7 +81,7 @@ TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 $(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@.o $<
-	$(CXX) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
+	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
 
 # these start the shipped programs
 $(BUILD)/test/test_prepare $(BUILD)/test/test_train $(BUILD)/test/test_resume: | $(PROGRAMS)
@@ -89,7 +89,7 @@ $(BUILD)/test/test_prepare $(BUILD)/test/test_train $(BUILD)/test/test_resume: |
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@.o $<
-	$(CXX) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
+	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/%.o
 

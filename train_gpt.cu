@@ -93,6 +93,7 @@ static void open_data(Trainer* t) {
     c.val_padding = val_tokens > 0 ? a->val_tokens_padding : 0;
     c.overfit_single_batch = a->overfit_single_batch;
     dataloader_open(&t->loader, &c);
+    free(folder);
 }
 
 // The tokenizer and the prompt of samples, checked before any work.
@@ -150,7 +151,7 @@ static void build_model(Trainer* t) {
     size_t needed = model_memory_total(&memory), available = device_memory_available();
     if (needed > available) {
         char x[16], y[16];
-        fatal("the model needs %s, the device has %s free; lower --batch_size, or use --recompute 1",
+        fatal("the model needs %s, the device has %s free; lower --batch_size or --model_size, or use --recompute 1",
               format_bytes(x, needed), format_bytes(y, available));
     }
     model_allocate(&t->model);
