@@ -80,7 +80,7 @@ TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 $(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@.o $<
+	$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
 	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
 
 # these start the shipped programs
@@ -88,7 +88,7 @@ $(BUILD)/test/test_prepare $(BUILD)/test/test_train $(BUILD)/test/test_resume: |
 
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@.o $<
+	$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
 	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/%.o

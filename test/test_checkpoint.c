@@ -355,10 +355,7 @@ static void test_init_from_refusals(void** state) {
 int main(void) {
     scratch_create();
     make_dataset("short", easy_token, 1, 300);
-    Folder wide;
-    memset(&wide, 0, sizeof wide);
-    snprintf(wide.path, sizeof wide.path, "%.30s/data/wide", scratch);
-    make_directories(wide.path);
+    Folder wide = dataset_folder("wide");
     ShardInfo info = {2, 2000, 300, BYTES_BOS, BYTES_EOS, 1};
     uint32_t* tokens = xcalloc(info.token_count, sizeof(uint32_t));
     write_shard(&wide, "wide.bin", &info, tokens);

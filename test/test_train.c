@@ -255,6 +255,21 @@ static void test_recompute(void** state) {
     free(again), free(a), free(b);
 }
 
+// Validation and samples, also such that are longer than the sequences of training, leave training as it is.
+static void test_samples_change_nothing(void** state) {
+    (void)state;
+    const char* base = "--dataset noise --position_encoding bam_ssmax --tokens_per_step 64 --num_iterations 8";
+    const char* val = "--val_tokens 64 --val_tokens_padding 0";
+    char* plain = text("%s %s", base, val);
+    char* watched = text("%s --val_loss_every 3 --sample_every 2 --sample_length 40", plain);
+    train_tiny_quietly("plain", plain);
+    train_tiny_quietly("watched", watched);
+    char* a = run_file("plain", "bam_ssmax", "model.safetensors");
+    char* b = run_file("watched", "bam_ssmax", "model.safetensors");
+    assert_true(weights_distance(a, b) == 0);
+    free(plain), free(watched), free(a), free(b);
+}
+
 // Noise cannot be learned, except when every step has the same 64 tokens.
 static void test_overfit_single_batch(void** state) {
     (void)state;
@@ -385,6 +400,7 @@ int main(void) {
         cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_validation_batches),
         cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_samples_change_nothing),
         cmocka_unit_test(test_overfit_single_batch),
         cmocka_unit_test(test_bfloat16),
         cmocka_unit_test(test_nan_step),

@@ -85,11 +85,9 @@ static const struct {
 
 static void test_refusals(void** state) {
     (void)state;
-    char *log = text("%s/refused", scratch), *empty = text("%s/data/empty", scratch);
-    char* broken = text("%s/data/broken", scratch);
-    make_directories(empty), make_directories(broken);
-    Folder folder = {"", 0, 0};
-    snprintf(folder.path, sizeof folder.path, "%.60s", broken);
+    char* log = text("%s/refused", scratch);
+    dataset_folder("empty");
+    Folder folder = dataset_folder("broken");
     write_file(&folder, "part.bin", "bad", 3);
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         Run r = run_flags("refused", refused[i].flags);
@@ -98,7 +96,7 @@ static void test_refusals(void** state) {
         assert_false(file_exists(log));
         run_free(&r);
     }
-    free(log), free(empty), free(broken);
+    free(log);
 }
 
 // A token outside the vocabulary is found when it is read.
@@ -289,9 +287,7 @@ static void test_frozen(void** state) {
 }
 
 static void make_special_dataset(const char* name, size_t vocab_size, size_t bad_token) {
-    Folder folder = {"", 0, 0};
-    snprintf(folder.path, sizeof folder.path, "%.30s/data/%.20s", scratch, name);
-    make_directories(folder.path);
+    Folder folder = dataset_folder(name);
     ShardInfo info = {2, 2000, vocab_size, BYTES_BOS, BYTES_EOS, 1};
     uint32_t* tokens = xcalloc(info.token_count, sizeof(uint32_t));
     if (bad_token) { tokens[bad_token] = 300; }

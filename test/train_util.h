@@ -65,12 +65,19 @@ static inline uint32_t noise_token(size_t position, Random* r) {
     return position % 37 == 0 ? BYTES_BOS : (uint32_t)(random_uniform(r) * 256);
 }
 
-// SCRATCH/data/NAME with `shards` shards of `tokens` tokens each.
-static inline void make_dataset(const char* name, TokenRule rule, size_t shards, size_t tokens) {
+// SCRATCH/data/NAME, empty.
+static inline Folder dataset_folder(const char* name) {
     Folder folder;
     memset(&folder, 0, sizeof folder);
-    snprintf(folder.path, sizeof folder.path, "%.30s/data/%.20s", scratch, name);
+    int n = snprintf(folder.path, sizeof folder.path, "%s/data/%s", scratch, name);
+    assert_true(n > 0 && (size_t)n < sizeof folder.path);
     make_directories(folder.path);
+    return folder;
+}
+
+// SCRATCH/data/NAME with `shards` shards of `tokens` tokens each.
+static inline void make_dataset(const char* name, TokenRule rule, size_t shards, size_t tokens) {
+    Folder folder = dataset_folder(name);
     Random random = random_stream(1, 1);
     uint32_t* ids = (uint32_t*)xcalloc(tokens, sizeof(uint32_t));
     for (size_t s = 0; s < shards; s++) {
@@ -112,6 +119,7 @@ static inline void exec_train(char* flags, const Run* r, int out) {
     struct rlimit limit = {file_size_limit, file_size_limit};
     signal(SIGXFSZ, SIG_IGN);
     setenv("OMP_NUM_THREADS", "1", 0);
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 0);  // fatal() frees nothing
     int err = open(r->err_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     bool good = dup2(out, 1) == 1 && dup2(err, 2) == 2 && setrlimit(RLIMIT_FSIZE, &limit) == 0;
     if (good) { execv(argv[0], argv); }

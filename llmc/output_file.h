@@ -1,0 +1,52 @@
+/*
+A file that is written line by line and appears under its name only when it is whole: until output_close() it is
+NAME.tmp.PID, which is removed when the program ends before.
+*/
+#ifndef OUTPUT_FILE_H
+#define OUTPUT_FILE_H
+
+#include "util.h"
+
+typedef struct {
+    FILE* file;
+    const char* path;
+    char* temporary;
+} OutputFile;
+
+enum { OUTPUT_FILES = 4 };
+static char* output_unfinished[OUTPUT_FILES];
+
+static inline void output_remove_unfinished(void) {
+    for (int i = 0; i < OUTPUT_FILES; i++) {
+        if (output_unfinished[i]) { unlink(output_unfinished[i]); }
+    }
+}
+
+static inline OutputFile output_open(const char* path) {
+    static bool registered;
+    if (!registered) { atexit(output_remove_unfinished); }
+    registered = true;
+    OutputFile o = {NULL, path, text("%s.tmp.%ld", path, (long)getpid())};
+    o.file = fopen(o.temporary, "w");
+    if (!o.file) { fatal("%s: cannot write: %s; choose another place", path, strerror(errno)); }
+    int slot = 0;
+    while (output_unfinished[slot]) { slot++; }
+    assert(slot < OUTPUT_FILES);
+    output_unfinished[slot] = o.temporary;
+    return o;
+}
+
+static inline void output_close(OutputFile* o) {
+    bool good = fflush(o->file) == 0 && !ferror(o->file) && fsync(fileno(o->file)) == 0;
+    good = fclose(o->file) == 0 && good;
+    if (!good || rename(o->temporary, o->path) != 0) {
+        fatal("%s: cannot write: %s; free space or choose another place", o->path, strerror(errno));
+    }
+    for (int i = 0; i < OUTPUT_FILES; i++) {
+        if (output_unfinished[i] == o->temporary) { output_unfinished[i] = NULL; }
+    }
+    free(o->temporary);
+    memset(o, 0, sizeof *o);
+}
+
+#endif
