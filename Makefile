@@ -1,6 +1,7 @@
 # bam.c: `make` builds the programs, `make help` lists everything else.
 # Settings, on the command line or in the environment: CC, CXX, ARCH (native), EXTRA_CFLAGS, BUILD (build).
 
+MAKEFLAGS += --no-builtin-rules
 BUILD ?= build
 ARCH ?= native
 PYTHON ?= python3
@@ -18,9 +19,9 @@ ifeq ($(filter help clean format,$(MAKECMDGOALS)),)
 include $(BUILD)/config.mk
 endif
 
-PROGRAMS = train_gpt $(if $(wildcard evaluate.c),evaluate) dataset/prepare dataset/inspect
+PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 
-.PHONY: all help test bench clean format deps
+.PHONY: all help test bench clean format deps program-tests
 all: $(PROGRAMS)
 	@cat $(BUILD)/summary.txt
 
@@ -69,7 +70,7 @@ $(BUILD)/%.o: %.c $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -c -o $@ $<
 
-train_gpt: $(BUILD)/train_gpt.o $(OPS) $(TOKENIZER)
+train_gpt evaluate: %: $(BUILD)/%.o $(OPS) $(TOKENIZER)
 	$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
 
 dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
@@ -84,7 +85,11 @@ $(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
 	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
 
 # these start the shipped programs
-$(BUILD)/test/test_prepare $(BUILD)/test/test_train $(BUILD)/test/test_resume: | $(PROGRAMS)
+PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \
+                test_scripts
+$(PROGRAM_TESTS:%=$(BUILD)/test/%): | $(PROGRAMS)
+program-tests:
+	@echo $(PROGRAM_TESTS)
 
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
@@ -104,6 +109,6 @@ format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
 clean:
-	rm -rf $(BUILD) train_gpt evaluate dataset/prepare dataset/inspect
+	rm -rf $(BUILD) $(PROGRAMS)
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)

@@ -570,16 +570,16 @@ static inline void options_print_help(const Options* o, FILE* f) {
     fprintf(f, "\n  -h, --help%*sprint this\n", OPTION_HELP_COLUMN - 12, "");
 }
 
-// The settings in force, two to a line; what is unset, off or ignored is left out, what is long gets its own line.
+// What was given on the command line or came from a run, two to a line; defaults and ignored flags are left out, what
+// is long gets its own line.
 static inline void options_print_settings(const Options* o, FILE* f) {
     enum { CELL = 38 };
     bool right = false;
     for (size_t i = 0; i < o->count; i++) {
         const Option* r = &o->rows[i];
-        if (r->source == OPTION_UNSET || r->type == OPTION_IGNORED) { continue; }
-        if (r->type == OPTION_BOOL && !*(bool*)r->target) { continue; }
+        if (r->source < OPTION_FROM_JSON || r->type == OPTION_IGNORED) { continue; }
         cJSON* json = option_to_json(r);
-        char* value = r->type == OPTION_BOOL ? xstrdup("yes") : option_json_text(r, json);
+        char* value = r->type == OPTION_BOOL ? xstrdup(*(bool*)r->target ? "yes" : "no") : option_json_text(r, json);
         if (!value) { value = xstrdup("-"); }
         size_t used = strlen(r->name) + strlen(value) + 2;
         bool wide = used + 3 > CELL;

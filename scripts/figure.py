@@ -9,6 +9,12 @@ from runs import RunError
 
 GREY = 0x777777
 VIRIDIS = (0x440154, 0x414487, 0x2A788E, 0x22A884, 0x7AD151, 0xFDE725)
+# With the size of marks: the terminals measure fonts, dashes and marks in different units.
+TERMINALS = {"png": ('pngcairo font "DejaVu Sans,13"', 1.1),
+             "svg": ('svg font "DejaVu Sans,sans-serif,13" fontscale 1.28 dashlength 0.6', 0.75)}
+LEFT = 105  # pixels for the y axis of small multiples
+
+
 def colour(rgb, alpha=0):
     return f'rgb "#{alpha:02x}{rgb:06x}"' if alpha else f'rgb "#{rgb:06x}"'
 
@@ -83,10 +89,10 @@ class Figure:
                      f'set label "trained: {tokens(n)}" at {n}, graph 1 offset 0,0.6 center font ",11" '
                      f"tc {colour(GREY)}")
 
-    def script(self, terminal, path):
+    def script(self, terminal, mark_size, path):
         return "\n".join([
             "reset", f"set terminal {terminal} noenhanced size {self.width},{self.height} background rgb 'white'",
-            f"set output {quote(path)}", "set encoding utf8", *self.blocks,
+            f"set output {quote(path)}", "set encoding utf8", f"mark = {mark_size}", *self.blocks,
             f"set border 3 lc {colour(0x444444)}", "set tics nomirror out scale 0.6",
             f"set grid lc {colour(0xE4E4E4)} lt 1 lw 1", "set multiplot", *self.body,
             "unset multiplot", "unset output"])
@@ -98,9 +104,9 @@ def save(figures, out):
     with tempfile.TemporaryDirectory(prefix=".plot_", dir=out) as folder:
         scripts, names = [], []
         for f in figures:
-            for ending, terminal in (("png", 'pngcairo font "DejaVu Sans,13"'), ("svg", 'svg font "sans-serif,13"')):
+            for ending, (terminal, mark_size) in TERMINALS.items():
                 names.append(f"{f.name}.{ending}")
-                scripts.append(f.script(terminal, os.path.join(folder, names[-1])))
+                scripts.append(f.script(terminal, mark_size, os.path.join(folder, names[-1])))
         done = subprocess.run(["gnuplot"], input="\n".join(scripts), text=True, stderr=subprocess.PIPE)
         drawn = [os.path.join(folder, n) for n in names]
         if done.returncode != 0 or not all(os.path.exists(d) and os.path.getsize(d) for d in drawn):
@@ -117,7 +123,9 @@ def legend_width(labels):
 
 
 def length_axis(figure, low, high, name):
-    """A log2 axis from low to high with a tick at every power of two, or every other."""
+    """A log2 axis over at least low...high with a tick at every power of two, or every other."""
+    if high < 4 * low:
+        low, high = low / 2, high * 2
     first, last = math.floor(math.log2(max(1, low))), math.ceil(math.log2(high))
     step = 1 if last - first <= 12 else 2
     ticks = ", ".join(f'"{tokens(2 ** e)}" {2 ** e}' for e in range(first, last + 1, step))
@@ -128,9 +136,6 @@ def grid(count):
     """Columns and rows of small pictures."""
     columns = next(c for c, most in ((1, 1), (2, 4), (3, 9), (4, 16), (6, math.inf)) if count <= most)
     return columns, -(-count // columns)
-
-
-LEFT = 105  # pixels for the y axis
 
 
 class SmallMultiples:
@@ -158,7 +163,8 @@ class SmallMultiples:
         f = self.figure
         f.panel(left, left + self.panel[0], top, top + self.panel[1], ylabel if column == 0 else "")
         lowest = self.index + self.columns >= self.count
-        f.add(f'set title {quote(title)} offset 0,-0.6 font ",13"', f"set xlabel {quote(xlabel if lowest else '')}",
+        size = max(8, min(13, int(1.45 * self.panel[0] / max(1, len(title)))))
+        f.add(f'set title {quote(title)} offset 0,-0.6 font ",{size}"', f"set xlabel {quote(xlabel if lowest else '')}",
               "set ytics (" + ", ".join(f'{quote(text if column == 0 else "")} {y}' for text, y in yticks) + ")",
               "unset key", self.colorbox if self.index == 0 else "unset colorbox")
         self.index += 1

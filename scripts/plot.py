@@ -34,7 +34,7 @@ def give_styles(runs):
         r.label = label(r)
         r.colour = mix(COLOURS.get(r.encoding.removesuffix("_ssmax"), 0), 0.6 * i / n)
         r.line = f"lc {colour(r.colour)} lw 2.5 dt {1 if ssmax else '(10,5)'}"
-        r.marks = f"pt {(FILLED if ssmax else OPEN)[i % len(FILLED)]} ps 1.1"
+        r.marks = f"pt {(FILLED if ssmax else OPEN)[i % len(FILLED)]} ps mark"
 
 
 def describe(runs):
@@ -123,7 +123,7 @@ def draw_one_loss(logs, note):
               f"{f.data(thin(smooth_loss(train)))} with lines lc {colour(r.colour)} lw 2.5 "
               f'title "training, last {train[-1][1]:.3f}"']
     if val:
-        dots = f"pt 7 ps 0.8 pi {max(1, len(val) // 20)}"
+        dots = f"pt 7 ps 0.8 * mark pi {max(1, len(val) // 20)}"
         curves.append(f"{f.data(thin(val))} with linespoints lc {colour(0x222222)} lw 1.5 {dots} "
                       f'title "validation, last {val[-1][1]:.3f}"')
     f.plot(curves)
@@ -281,7 +281,9 @@ def perplexity_config(entry):
 
 
 def draw_perplexity(runs, described):
-    found = [(r, e) for r in runs for e in r.results().get("perplexity") or [] if e.get("positions")]
+    is_number = lambda v: isinstance(v, (int, float)) and math.isfinite(v)
+    found = [(r, e) for r in runs for e in r.results().get("perplexity") or []
+             if e.get("positions") and any(map(is_number, e.get("perplexity", [])))]
     if not found:
         return []
     count = collections.Counter(perplexity_config(e) for _, e in found)
@@ -290,7 +292,7 @@ def draw_perplexity(runs, described):
     for r, e in found:
         if perplexity_config(e) != config:
             print(f"{r.folder}: perplexity on %s (seq_len %s, window %s) is left out" % perplexity_config(e))
-    lines.sort(key=lambda line: -line[1]["perplexity"][-1])
+    lines.sort(key=lambda line: -([v for v in line[1]["perplexity"] if is_number(v)][-1]))
     labels, lengths = [r.label for r, _ in lines], [r.train_length for r, _ in lines]
     articles = lines[0][1].get("articles")
     with_error = any(e.get("standard_error") for _, e in lines)
@@ -299,7 +301,7 @@ def draw_perplexity(runs, described):
                note + ("; band: one standard error" if with_error else "") + f"; {described}")
     seen = [p for _, e in lines for p in e["positions"]] + lengths
     length_axis(f, min(seen) / 1.08, max(seen) * 1.08, "position (end of the window, tokens)")
-    values = [v for _, e in lines for v in e["perplexity"]]
+    values = [v for _, e in lines for v in e["perplexity"] if is_number(v)]
     if max(values) > 8 * min(values):
         f.add("set logscale y 10", f"set yrange [{min(values) / 1.15}:{max(values) * 1.15}]", "set mytics 10")
     else:

@@ -51,7 +51,7 @@ HOW_TO_RUN = {"log_dir", "data_dir", "tokenizer", "device", "compile", "tensorco
 OURS = {"checkpoint", "checkpoint_args", "reset_steps", "position_encoding", "model_size"}
 ALIASES = {"theta_beta_init": "thata_beta_init"}
 MULTIPLES = (1, 4, 16)  # of the training length, in the table
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.05
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -180,6 +180,13 @@ class Cell:
     def is_finished(self, progress):
         return self.run is not None and progress[0] >= progress[1]
 
+    def has_finished(self):
+        """After training: a damaged run folder, or one of other flags, is as good as none."""
+        try:
+            return self.is_finished(self.find())
+        except RunError:
+            return False
+
     def take(self):
         """Keeps other sweeps from this cell while this program or its job lives; False if one has it."""
         os.makedirs(self.folder, exist_ok=True)
@@ -232,8 +239,11 @@ class Cell:
     def note_run(self):
         """Learns the folder of a run that has just begun from what train_gpt prints."""
         found = re.search(r"^run +(\S.*)$", self.output(), re.M)
-        if not self.run and found and os.path.exists(os.path.join(found[1], "args.json")):
-            self.run = Run(found[1])
+        if not self.run and found:
+            try:
+                self.run = Run(found[1])
+            except RunError:
+                pass
 
     def fail(self, status):
         lines = [line.strip() for line in self.output().splitlines()[1:] if line.strip()]
@@ -321,6 +331,8 @@ class Sweep:
 
     def release(self, place, state):
         place.cell.state = state
+        if place.cell.log_start is not None:
+            place.cell.note_run()
         place.cell.process = None
         place.cell.lock.close()
         place.cell = None
@@ -334,7 +346,7 @@ class Sweep:
         trained = cell.state == "training"
         if self.signals and status != 0:
             self.release(place, "stopped")
-        elif status != 0 or (trained and not cell.is_finished(cell.find())):
+        elif status != 0 or (trained and not cell.has_finished()):
             cell.fail(status)
             self.say(f"{cell.name}: failed: {cell.error}\n  see {cell.log}")
             self.release(place, "failed")
@@ -463,7 +475,7 @@ def table_line(row):
     if row["state"] != "finished" and row["run"] is not None:
         steps += f"/{row['num_iterations']}"
     cells = [f"{row['encoding']:<16}", f"{row['size']:>4}", f"{steps:>13}"]
-    cells += [f"{loss(name):>7}" for name in ("train_loss", "val_loss", "best_val_loss")]
+    cells += [f"{loss(name):>6}" for name in ("train_loss", "val_loss", "best_val_loss")]
     cells.append(f"{'-' if row['tokens_per_second'] is None else rate(row['tokens_per_second']):>6}")
     for m in MULTIPLES:
         value = row[f"passkey_{m}x"]
@@ -479,8 +491,8 @@ def print_summary(sweep, with_csv):
         except RunError as e:
             cell.run, cell.state, cell.error = None, "failed", f"error: {e}"
             rows.append(summarise(cell))
-    print(f"\n{'':<16} {'':>4} {'':>13} {'loss of':>7} {'':>7} {'best':>7} {'':>6} {'passkey at':>14}")
-    print(f"{'encoding':<16} {'size':>4} {'steps':>13} {'train':>7} {'val':>7} {'val':>7} {'tok/s':>6} " +
+    print(f"\n{'':<35} {'loss':>6} {'loss':>6} {'best':>6} {'':>6} {'passkey at':>14}")
+    print(f"{'encoding':<16} {'size':>4} {'steps':>13} {'train':>6} {'val':>6} {'val':>6} {'tok/s':>6} " +
           " ".join(f"{str(m) + 'x':>4}" for m in MULTIPLES))
     print("\n".join(map(table_line, rows)))
     if not with_csv:

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build} CC=${CC:-cc} CXX=${CXX:-c++}
 SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1"
 # These start the shipped programs, so a sanitized build of the test itself would say nothing new.
-PROGRAM_TESTS="test_train test_resume test_prepare"
+PROGRAM_TESTS=$(make -s BUILD="$BUILD" program-tests)
 # Threads that wait without spinning: tests are many short parallel regions, often on busy cores.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 passed=0 failed=0

@@ -315,9 +315,8 @@ static void test_settings(void** state) {
     char* s = printed(options_print_settings, &o);
     assert_lines_fit(s);
     static const char* const shown[] = {
-        "dataset ....", " a/very/long/path", "batch_size ....", "global_prior ....", " yes", "learning_rate ...",
-        " a,b",         " 512,1024"};
-    static const char* const hidden[] = {"prior_lr", "shuffle", "compile", "no_seq_scale", "min_tokens"};
+        "dataset ....", " a/very/long/path", "shuffle ....", " no", "global_prior ....", " yes", " a,b"};
+    static const char* const hidden[] = {"prior_lr", "compile", "no_seq_scale", "min_tokens", "batch_size", "512,1024"};
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) { assert_non_null(strstr(s, shown[i])); }
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) { assert_null(strstr(s, hidden[i])); }
     // Aligned: the right column begins at 42 and full lines have 80 columns.
