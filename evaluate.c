@@ -3,7 +3,9 @@ Evaluates a trained model at lengths far beyond its training: passkey retrieval,
 a text. Results are added to the run's results.json after every finished piece of work, so that an evaluation that was
 interrupted goes on where it was. No mathematics: that is in llmc/model.h and the operators.
 */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE  // memmem
+#endif
 #include <signal.h>
 
 #include "llmc/checkpoint.h"
@@ -573,13 +575,13 @@ int main(int argc, char** argv) {
     plan_passkey(e);
     plan_perplexity(e);
     plan_score(e);
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     if (e->passkey_wanted || e->perplexity_wanted || e->args.score) {
         build_model(e);
     } else {
         printf("nothing left to do: %s has it all; --force measures again\n", e->run.results);
     }
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
     run_passkey(e);
     run_perplexity(e);
     run_score(e);

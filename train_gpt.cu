@@ -160,11 +160,18 @@ static void build_model(Trainer* t) {
 // Initial weights, or those of a checkpoint with all that is needed to go on from it.
 static void load_weights(Trainer* t) {
     const TrainArgs* a = &t->args;
+    size_t tokens = dataloader_tokens(&t->loader).total;
     t->state.sampler = random_stream(a->seed, 1);
     if (a->checkpoint) {
         checkpoint_load(&t->model, &t->state, a->checkpoint);
+        bool same_data = t->state.dataset_tokens == tokens;
+        if (!same_data && !a->reset_steps) {
+            fatal("%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
+                  "on with other data",
+                  a->checkpoint, t->state.dataset_tokens, a->dataset, tokens);
+        }
         DataLoaderState position = {t->state.epoch, t->state.position};
-        dataloader_restore(&t->loader, position, a->checkpoint);
+        if (same_data) { dataloader_restore(&t->loader, position, a->checkpoint); }
         if (a->reset_steps) { t->state.schedule_start = t->state.step; }
         printf("resumed  %s at step %zu\n", a->checkpoint, t->state.step);
     } else if (a->init_from) {
@@ -172,6 +179,7 @@ static void load_weights(Trainer* t) {
     } else {
         model_init(&t->model, a->seed);
     }
+    t->state.dataset_tokens = tokens;
 }
 
 static cJSON* dataset_args_json(const Trainer* t) {
@@ -229,7 +237,7 @@ static double accumulate_gradients(Trainer* t) {
         dataloader_next(&t->loader);
         if (t->loader.wrapped) {
             printf("epoch %zu: the data starts again, its last %zu tokens were too few for a step\n",
-                   (size_t)dataloader_state(&t->loader).epoch, t->loader.dropped);
+                   (size_t)t->state.epoch + 1, t->loader.dropped);
         }
         if (t->batch_log) {
             fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro,
@@ -321,7 +329,9 @@ static void validate(Trainer* t) {
     double loss = sum / (double)batches, seconds = wall_seconds() - started;
     double tokens = (double)(batches * a->batch_size * a->sequence_length * t->ranks);
     log_eval(&t->logs, t->state.step, loss, seconds, tokens / seconds);
-    printf("val  %zu | loss %.4f perplexity %.2f | %.0f tok/s\n", t->state.step, loss, exp(loss), tokens / seconds);
+    char rate[32];
+    printf("val  %zu | loss %.4f perplexity %.2f | %s tok/s\n", t->state.step, loss, exp(loss),
+           progress_rate(rate, tokens / seconds));
     fflush(stdout);
 }
 

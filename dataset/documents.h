@@ -40,7 +40,7 @@ static inline size_t documents_cut(const DocumentRules* rules, Format format, co
     size_t n = rules->separator_length, cut = 0;
     if (format == FORMAT_TXT && n > 0) {
         from = from >= n ? from - n + 1 : 0;
-        for (const char* s; (s = (const char*)memmem(block + from, size - from, rules->separator, n));) {
+        for (const char* s; (s = (const char*)memmem(block + from, size - from, rules->separator, n)) != NULL;) {
             cut = from = (size_t)(s - block) + n;
         }
         return cut;

@@ -26,7 +26,7 @@ static inline char* passkey_key_line(const char* line, const char* key) {
     static const char mark[] = "{key}";
     size_t n = strlen(key);
     char *result = (char*)xcalloc(strlen(line) * (n + 1) + 1, 1), *out = result;
-    for (const char* at; (at = strstr(line, mark)); line = at + sizeof mark - 1) {
+    for (const char* at; (at = strstr(line, mark)) != NULL; line = at + sizeof mark - 1) {
         memcpy(out, line, (size_t)(at - line));
         memcpy(out + (at - line), key, n);
         out += (size_t)(at - line) + n;

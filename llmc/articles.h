@@ -101,7 +101,7 @@ static inline void article_walk_end(ArticleWalk* w) { free(w->block); }
 static inline int article_token(ArticleWalk* w, size_t position) {
     if (position < w->begin || position >= w->begin + w->count) {
         size_t left = token_stream_count(w->stream) - position;
-        w->begin = position, w->count = left < ARTICLE_BLOCK ? left : ARTICLE_BLOCK;
+        w->begin = position, w->count = left < ARTICLE_BLOCK ? left : (size_t)ARTICLE_BLOCK;
         token_stream_read(w->stream, w->block, w->begin, w->count);
     }
     return w->block[position - w->begin];

@@ -25,6 +25,7 @@ typedef struct {
     size_t optimizer_step;   // updates made
     size_t schedule_start;   // the step at which the learning-rate schedule began
     uint64_t epoch, position;  // of the data loader
+    size_t dataset_tokens;     // of the whole dataset, to notice another one
     Random sampler;
 } RunState;
 
@@ -67,7 +68,7 @@ static inline char* checkpoint_step_folder(const char* run, long long step) {
 static inline void checkpoint_remove_folder(const char* path) {
     DIR* dir = opendir(path);
     if (!dir) { return; }
-    for (struct dirent* entry; (entry = readdir(dir));) {
+    for (struct dirent* entry; (entry = readdir(dir)) != NULL;) {
         if (entry->d_name[0] == '.') { continue; }
         char* file = text("%s/%s", path, entry->d_name);
         unlink(file);
@@ -176,6 +177,7 @@ static inline void checkpoint_save_optimizer(const char* folder, const Model* mo
         {"schedule_start", text("%zu", state->schedule_start)},
         {"epoch", text("%llu", (unsigned long long)state->epoch)},
         {"position", text("%llu", (unsigned long long)state->position)},
+        {"dataset_tokens", text("%zu", state->dataset_tokens)},
         {"sampler", text("%llu", (unsigned long long)state->sampler.state)},
     };
     enum { PAIRS = sizeof metadata / sizeof *metadata };
@@ -345,6 +347,7 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
     state->optimizer_step = checkpoint_number(&moments, "optimizer_step");
     state->schedule_start = checkpoint_number(&moments, "schedule_start");
     state->epoch = checkpoint_number(&moments, "epoch"), state->position = checkpoint_number(&moments, "position");
+    state->dataset_tokens = checkpoint_number(&moments, "dataset_tokens");
     state->sampler.state = checkpoint_number(&moments, "sampler");
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];

@@ -122,7 +122,7 @@ static inline void dataloader_list(DataLoader* dl) {
         fatal("%s: %s, expected a folder of token shards; make one with dataset/prepare or correct --dataset", folder,
               strerror(errno));
     }
-    for (struct dirent* entry; (entry = readdir(dir));) {
+    for (struct dirent* entry; (entry = readdir(dir)) != NULL;) {
         size_t n = strlen(entry->d_name);
         if (entry->d_name[0] == '.' || n < 5 || strcmp(entry->d_name + n - 4, ".bin") != 0) { continue; }
         dl->shards = (DataShard*)xrealloc(dl->shards, (dl->shard_count + 1) * sizeof(DataShard));

@@ -121,7 +121,7 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, d_residual, ACT_BACKWARD, N* C)                                                 \
     X(floatX, d_norm, ACT_BACKWARD, N* C)                                                     \
     X(floatX, d_wide, ACT_BACKWARD, N*(F > QKV ? F : QKV))                                    \
-    X(float, d_bias, ACT_BACKWARD, NH* T)
+    X(float, d_bias, ACT_BACKWARD, NH* max_length)
 
 enum {
 #define X(type, field, ...) ACT_##field,
@@ -253,7 +253,7 @@ static inline void model_layout_params(Model* model) {
 static inline void model_layout_activations(Model* model) {
     MODEL_DIMENSIONS(&model->config);
     const ModelPlan* plan = &model->plan;
-    const size_t T = plan->T, N = plan->B * T, slots = plan->slots;
+    const size_t N = plan->B * plan->T, slots = plan->slots, max_length = plan->max_length;
     struct {
         ActivationScope scope;
         size_t bytes;

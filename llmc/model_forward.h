@@ -222,11 +222,13 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     floatX* d_qkv = a.d_wide;
     matmul_backward(a.d_norm, g.wo, a.d_residual, a.attention, p.wo, model->workspace, N, C, C);
     AttentionInput in = model_attention_input(model, layer, pass);
+    if (in.bias) { device_zero(a.d_bias, NH * in.bias_stride * sizeof(float)); }  // distances beyond T stay 0
     attention_backward(d_qkv, d_qkv + NH * HS, d_qkv + (NH + NKV) * HS, a.d_bias, g.seq_scale, a.d_norm, a.attention,
                        a.lse, &in, model->workspace);
     if (info->params > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
-        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, pass->T);
+        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH,
+                            in.bias_stride);
     }
     if (info->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);

@@ -12,6 +12,7 @@ Window w is the losses of the tokens at positions w*window+1 .. (w+1)*window of 
 #define PERPLEXITY_H
 
 #include <cjson/cJSON.h>
+#include <math.h>
 
 #include "articles.h"
 

@@ -100,6 +100,13 @@ typedef struct {
     const int* hits;                 // [samples] teacher forced
 } PasskeyResult;
 
+// By moving what follows to the end: cJSON_InsertItemInArray() of Debian 12 fails but at the ends.
+static inline void results_insert(cJSON* array, int place, cJSON* value) {
+    int behind = cJSON_GetArraySize(array) - place;
+    cJSON_AddItemToArray(array, value);
+    for (int i = 0; i < behind; i++) { cJSON_AddItemToArray(array, cJSON_DetachItemFromArray(array, place)); }
+}
+
 // Adds a length to the entry, or replaces it.
 static inline void results_put_length(cJSON* entry, const PasskeyResult* r) {
     int place, found = results_find_length(entry, r->length, &place);
@@ -114,7 +121,7 @@ static inline void results_put_length(cJSON* entry, const PasskeyResult* r) {
         if (found >= 0) {
             cJSON_ReplaceItemInArray(array, found, values[i]);
         } else {
-            cJSON_InsertItemInArray(array, place, values[i]);
+            results_insert(array, place, values[i]);
         }
     }
 }
@@ -128,7 +135,7 @@ static inline bool results_same_perplexity(const cJSON* a, const cJSON* b) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const cJSON* x = cJSON_GetObjectItemCaseSensitive(a, fields[i]);
         const cJSON* y = cJSON_GetObjectItemCaseSensitive(b, fields[i]);
-        if (!cJSON_Compare(x, y, true)) { return false; }
+        if ((x || y) && !cJSON_Compare(x, y, true)) { return false; }
     }
     return true;
 }

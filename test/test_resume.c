@@ -79,27 +79,36 @@ static Run resume(const char* folder) {
 // ----------------------------------------------------------------------------
 // from every kind of step
 
-// Saves fall on shard boundaries in "parts" (128 tokens a shard), whose epoch is 9 steps.
+// In "parts" a step is a shard, so that every save falls on a boundary, and an epoch is 4 steps.
 static const struct {
     const char *encoding, *flags;
-    size_t steps, accumulation, resume_at[4];
+    bool bfloat16;
+    size_t epochs, accumulation, resume_at[4];
 } cases[] = {
     {"nope",
      "--tokens_per_step 64 --num_iterations 12 --warmup_iters 5 --learning_rate_decay_frac 0.1",
-     12,
+     false,
+     0,
      1,
      {11, 6, 1}},
-    {"rotary", "--dataset parts --tokens_per_step 64 --num_iterations 20 --lr_scheduler linear", 20, 1, {18, 9, 8, 2}},
+    {"rotary",
+     "--dataset parts --tokens_per_step 128 --num_iterations 10 --lr_scheduler linear",
+     false,
+     2,
+     2,
+     {9, 8, 4, 3}},
     {"bam_ssmax",
      "--tokens_per_step 192 --num_iterations 12 --recompute 1 --val_loss_every 3 --val_tokens 128 "
      "--val_tokens_padding 10 --sample_every 2 --sample_length 8 --theta_mu_trainable --prior_lr 3e-3",
-     12,
+     true,
+     0,
      3,
      {9, 6, 1}},
     {"alibi_ssmax",
      "--dataset parts --tokens_per_step 128 --num_iterations 10 --optimizer adamw --weight_decay 0.1 "
-     "--lr_scheduler wsd --overfit_single_batch --global_prior --debug_nan_step 4",
-     10,
+     "--lr_scheduler wsd --overfit_single_batch --debug_nan_step 4",
+     false,
+     0,
      2,
      {4, 3}},
 };
@@ -118,7 +127,7 @@ static void check_resume_at(size_t c, const char* whole, const char* output, siz
     unlink(log);
     char* from = text("%s/checkpoints/step_%09zu", cut, step);
     Run r = resume(from);
-    assert_lines_within(r.out, output, "sample");
+    assert_lines_within(r.out, output, "sample ");
     char *again = read_text(log, NULL), *path = text("%s/batches.log", whole), *all = read_text(path, NULL);
     assert_int_equal(lines_of_step(again, step), cases[c].accumulation);
     assert_int_equal(lines_of_step(again, step - 1), 0);
@@ -131,15 +140,18 @@ static void check_resume_at(size_t c, const char* whole, const char* output, siz
 
 static void test_resume_from_any_step(void** state) {
     (void)state;
+    bool bfloat16 = has_bfloat16();
     for (size_t c = 0; c < CASES; c++) {
-        char* flags = text("--position_encoding %s %s --debug_batches --checkpoint_every 1 --keep_checkpoints 100",
-                           cases[c].encoding, cases[c].flags);
+        char* flags = text("--position_encoding %s %s --debug_batches --checkpoint_every 1 --keep_checkpoints 100%s",
+                           cases[c].encoding, cases[c].flags, cases[c].bfloat16 && bfloat16 ? " --dtype bfloat16" : "");
         Run r = train_tiny("whole", flags);
-        char* whole = run_file("whole", cases[c].encoding, "");
+        char *whole = run_file("whole", cases[c].encoding, ""), *last = text("%s/optimizer.safetensors", whole);
+        assert_true(metadata_number(last, "epoch") == (double)cases[c].epochs);
+        assert_int_equal(count_words(r.out, "\nepoch "), cases[c].epochs);
         for (size_t i = 0; i < 4 && cases[c].resume_at[i]; i++) {
             check_resume_at(c, whole, r.out, cases[c].resume_at[i]);
         }
-        free(flags), free(whole);
+        free(flags), free(whole), free(last);
         run_free(&r);
     }
 }
@@ -178,8 +190,8 @@ static void test_resume_finished(void** state) {
 // signals
 
 #define LONG_RUN                                                                                                  \
-    "--position_encoding bam_ssmax --num_iterations 160 --tokens_per_step 64 --val_loss_every 4 --val_tokens 64 " \
-    "--val_tokens_padding 0 --sample_every 1 --sample_length 3 --debug_batches --lr_scheduler linear "            \
+    "--position_encoding bam_ssmax --num_iterations 120 --tokens_per_step 64 --val_loss_every 4 --val_tokens 64 " \
+    "--val_tokens_padding 0 --sample_every 1 --sample_length 20 --debug_batches --lr_scheduler linear "           \
     "--learning_rate_decay_frac 0.1"
 
 static size_t saved_step(const char* folder) {
@@ -205,31 +217,35 @@ static Run interrupt(const char* flags, const char* words, int number, char** al
 static void test_stop_and_resume(void** state) {
     (void)state;
     static const struct {
-        const char* words;
+        const char *words, *flags;  // and what the next run gets
         int number;
-    } stops[] = {{" 10/160", SIGTERM}, {" 60/160", SIGINT}, {"\nsample 100", SIGTERM}};
+    } stops[] = {{" 10/120", "--checkpoint_every 0", SIGTERM},
+                 {" 40/120", "--checkpoint_every 7", SIGINT},
+                 {"\nsample 75", "", SIGTERM}};
     Run whole = train_tiny("long", LONG_RUN);
     char *folder = run_file("long", "bam_ssmax", ""), *cut = run_file("stopped", "bam_ssmax", "");
-    char *flags = tiny_flags("stopped", LONG_RUN " --checkpoint_every 7"), *all = xstrdup("");
+    char *flags = tiny_flags("stopped", LONG_RUN " --checkpoint_every 1"), *all = xstrdup("");
     for (size_t i = 0; i < 3; i++) {
         Run r = interrupt(flags, stops[i].words, stops[i].number, &all);
         assert_true(exited_with(&r, 128 + stops[i].number));
         assert_string_equal(r.err, "");
+        char* advice = resume_flags(cut);
+        assert_non_null(strstr(r.out, advice));
         free(flags);
-        flags = resume_flags(cut);
-        assert_non_null(strstr(r.out, flags));
+        flags = text("%s %s", advice, stops[i].flags);
+        free(advice);
         assert_non_null(strstr(r.out, stops[i].number == SIGINT ? "SIGINT" : "SIGTERM"));
         char* saved = text("saved step %zu to", saved_step(cut));
         assert_int_equal(count_words(r.out, saved), 1);
-        assert_true(saved_step(cut) < 160);
+        assert_true(saved_step(cut) < 120);
         free(saved);
         run_free(&r);
     }
     Run last = resume(cut);
     assert_same_run(folder, cut, false);
     char* output = text("%s%s", all, last.out);
-    assert_lines_within(output, whole.out, "sample");
-    assert_lines_within(whole.out, output, "sample");
+    assert_lines_within(output, whole.out, "sample ");
+    assert_lines_within(whole.out, output, "sample ");
     free(output), free(all), free(flags), free(folder), free(cut);
     run_free(&last), run_free(&whole);
 }
@@ -237,7 +253,7 @@ static void test_stop_and_resume(void** state) {
 // Killed without warning, mostly in the middle of a save since there is one after every step.
 static void test_kill_and_resume(void** state) {
     (void)state;
-    static const char* const words[] = {"saved step 7 ", "| loss", " 60/160", "saved step 90 ", "\nsample 120"};
+    static const char* const words[] = {"saved step 7 ", "| loss", " 40/120", "saved step 60 ", "\nsample 75"};
     char *folder = run_file("long", "bam_ssmax", ""), *cut = run_file("killed", "bam_ssmax", "");
     char *flags = tiny_flags("killed", LONG_RUN " --checkpoint_every 1"), *all = xstrdup("");
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
@@ -250,7 +266,7 @@ static void test_kill_and_resume(void** state) {
     Run last = resume(cut);
     assert_same_run(folder, cut, true);
     char* checkpoints = text("%s/checkpoints", cut);
-    assert_folder(checkpoints, "step_000000160 ");  // nothing half-written is left
+    assert_folder(checkpoints, "step_000000120 ");  // nothing half-written is left
     run_free(&last);
     free(folder), free(cut), free(flags), free(all), free(checkpoints);
 }

@@ -396,6 +396,7 @@ static void test_stream(void** state) {
     CHECK_STREAM("", ONE TWO THREE);
     CHECK_STREAM("--max_documents 2", ONE TWO);
     CHECK_STREAM("--max_bytes 9", ONE TWO);
+    CHECK_STREAM("--min_bytes 8", ONE TWO THREE);
     CHECK_STREAM("--min_bytes 9", TWO THREE);
     assert_succeeded(shell("gzip -k %s/l.jsonl; cp %s/l.jsonl.gz %s/cut.jsonl.gz; truncate -s -9 %s/cut.jsonl.gz",
                            scratch, scratch, scratch, scratch));

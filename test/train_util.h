@@ -209,6 +209,17 @@ static inline void train_tiny_quietly(const char* log, const char* flags) {
     run_free(&r);
 }
 
+// Has this processor bfloat16 products?
+static inline bool has_bfloat16(void) {
+    char* flags = tiny_flags("probe", "--dtype bfloat16 --tokens_per_step 64 --num_iterations 1");
+    Run r = run_train(flags);
+    bool yes = exited_with(&r, 0);
+    assert_true(yes || strstr(r.err, "oneDNN has no such matrix product"));
+    run_free(&r);
+    free(flags);
+    return yes;
+}
+
 static inline size_t count_words(const char* s, const char* words) {
     size_t n = 0;
     for (; (s = strstr(s, words)); s += strlen(words)) { n++; }
@@ -332,6 +343,7 @@ static inline double weights_distance(const char* a, const char* b) {
 }
 
 static inline double metadata_number(const char* path, const char* key) {
+    assert_true(file_exists(path));
     SafeTensors file = safetensors_open(path);
     const char* value = safetensors_metadata(&file, key);
     assert_non_null(value);

@@ -1,0 +1,330 @@
+/*
+What the tests of CUDA attention share: random problems on the host and on the device, and a float64 reference that
+materialises every row of weights. Inputs are rounded to floatX first, so what is measured is the kernels' own error.
+*/
+#ifndef CUDA_ATTENTION_UTIL_H
+#define CUDA_ATTENTION_UTIL_H
+
+#include <vector>
+
+// before cmocka, which makes a macro of `fail`
+#include "../llmc/attention.cuh"
+#include "../llmc/attention_backward.cuh"
+#include "test_util.h"
+
+enum { NO_BIAS, BIAS_INSIDE, BIAS_OUTSIDE };
+enum { TOKEN_GAP = 8, TABLE_GAP = 3 };  // unused elements after every token and every row of the table
+
+typedef struct {
+    size_t B, T, NH, NKV, HS;
+    int bias;
+    bool scaled, documents;
+} Shape;
+
+// Host arrays; q, k and v are interleaved as in the model, with a gap after every token.
+struct Problem {
+    Shape shape;
+    size_t stride, bias_stride, key_column, value_column;
+    std::vector<float> qkv, dout, bias, seq_scale, log_count;
+    std::vector<int> start;
+};
+
+struct Result {
+    std::vector<float> out, lse, dqkv, dbias, dseq_scale;
+};
+
+struct Reference {
+    std::vector<double> out, lse, dqkv, dbias, dseq_scale;
+    std::vector<double> scale_noise;  // [NH]: root of the sum over rows of the squared terms of dseq_scale
+};
+
+// ----------------------------------------------------------------------------
+// problems
+
+static float rounded(double x) { return (float)(floatX)(float)x; }
+
+static std::vector<float> random_values(size_t n, double scale, Random* random, bool round) {
+    std::vector<float> x(n);
+    for (float& e : x) {
+        e = (float)(scale * random_normal(random));
+        if (round) { e = rounded(e); }
+    }
+    return x;
+}
+
+static void set_log_counts(Problem& p) {
+    const size_t T = p.shape.T;
+    for (size_t n = 0; n < p.shape.B * T; n++) {
+        p.log_count[n] = ssmax_log_count(n % T - (size_t)p.start[n] + 1);
+    }
+}
+
+static Problem make_problem(const Shape& s, uint64_t seed) {
+    Problem p;
+    Random random = random_stream(seed, 1);
+    const size_t N = s.B * s.T;
+    p.shape = s;
+    p.stride = (s.NH + 2 * s.NKV) * s.HS + TOKEN_GAP, p.bias_stride = s.T + TABLE_GAP;
+    p.key_column = s.NH * s.HS, p.value_column = (s.NH + s.NKV) * s.HS;
+    p.qkv = random_values(N * p.stride, 1.0, &random, true);
+    p.dout = random_values(N * s.NH * s.HS, 1.0, &random, true);
+    p.bias = random_values(s.NH * p.bias_stride, 1.0, &random, false);
+    p.seq_scale = random_values(s.NH, 0.4, &random, false);
+    p.log_count.resize(N), p.start.resize(N);
+    for (size_t n = 0; n < N; n++) {
+        const double chance = n < s.T ? 0.03 : 0.3;  // long and short documents
+        const bool begins = n % s.T == 0 || random_uniform(&random) < chance;
+        p.start[n] = !s.documents ? 0 : begins ? (int)(n % s.T) : p.start[n - 1];
+    }
+    set_log_counts(p);
+    return p;
+}
+
+// ----------------------------------------------------------------------------
+// the device
+
+template <typename T>
+static T* upload(const std::vector<T>& x) {
+    T* device = NULL;
+    cudaCheck(cudaMalloc(&device, x.size() * sizeof(T)));
+    cudaCheck(cudaMemcpy(device, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
+    return device;
+}
+
+static floatX* upload_rounded(const std::vector<float>& x) {
+    std::vector<floatX> y(x.size());
+    for (size_t i = 0; i < x.size(); i++) { y[i] = (floatX)x[i]; }
+    return upload(y);
+}
+
+static std::vector<float> download(const float* device, size_t n) {
+    std::vector<float> x(n);
+    cudaCheck(cudaMemcpy(x.data(), device, n * sizeof(float), cudaMemcpyDeviceToHost));
+    return x;
+}
+
+#ifndef PRECISION_FP32
+static std::vector<float> download(const floatX* device, size_t n) {
+    std::vector<floatX> x(n);
+    cudaCheck(cudaMemcpy(x.data(), device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
+    return std::vector<float>(x.begin(), x.end());
+}
+#endif
+
+// n values of which every bit is set: NaN, so that a result that was not written shows.
+template <typename T>
+static T* garbage(size_t n) {
+    T* device = NULL;
+    cudaCheck(cudaMalloc(&device, n > 0 ? n * sizeof(T) : 1));
+    cudaCheck(cudaMemset(device, 0xFF, n * sizeof(T)));
+    return device;
+}
+
+static char* make_workspace(const AttentionInput& in, bool backward) {
+    return garbage<char>(attention_workspace(in.B, in.Tq, in.Tk, in.NH, in.NKV, in.HS, backward));
+}
+
+// The problem's inputs on the device.
+struct Device {
+    AttentionInput in;
+    floatX *qkv, *dout;
+    float *bias, *seq_scale, *log_count;
+    int* start;
+};
+
+static Device to_device(const Problem& p) {
+    const Shape& s = p.shape;
+    Device d;
+    memset(&d, 0, sizeof d);
+    d.qkv = upload_rounded(p.qkv), d.dout = upload_rounded(p.dout), d.bias = upload(p.bias);
+    d.seq_scale = upload(p.seq_scale), d.log_count = upload(p.log_count), d.start = upload(p.start);
+    AttentionInput& in = d.in;
+    in.B = s.B, in.Tq = in.Tk = s.T, in.NH = s.NH, in.NKV = s.NKV, in.HS = s.HS;
+    in.q = d.qkv, in.k = d.qkv + p.key_column, in.v = d.qkv + p.value_column;
+    in.q_stride = in.kv_stride = p.stride, in.q_batch = in.kv_batch = s.T * p.stride;
+    in.bias = s.bias == NO_BIAS ? NULL : d.bias, in.bias_stride = p.bias_stride;
+    in.bias_inside = s.bias == BIAS_INSIDE;
+    in.seq_scale = s.scaled ? d.seq_scale : NULL, in.log_count = s.scaled ? d.log_count : NULL;
+    in.start = s.documents ? d.start : NULL;
+    return d;
+}
+
+static void free_device(Device& d) {
+    void* all[] = {d.qkv, d.dout, d.bias, d.seq_scale, d.log_count, d.start};
+    for (void* p : all) { cudaCheck(cudaFree(p)); }
+}
+
+static std::vector<float> forward(const AttentionInput& in, std::vector<float>* lse) {
+    const size_t N = in.B * in.Tq * in.NH;
+    floatX* out = garbage<floatX>(N * in.HS);
+    float* device_lse = lse ? garbage<float>(N) : NULL;
+    char* workspace = make_workspace(in, false);
+    attention_forward(out, device_lse, &in, workspace);
+    cudaCheck(cudaDeviceSynchronize());
+    std::vector<float> result = download(out, N * in.HS);
+    if (lse) { *lse = download(device_lse, N); }
+    void* all[] = {out, device_lse, workspace};
+    for (void* x : all) { cudaCheck(cudaFree(x)); }
+    return result;
+}
+
+static Result forward_backward(const Problem& p) {
+    Device d = to_device(p);
+    const Shape& s = p.shape;
+    const size_t N = s.B * s.T * s.NH;
+    floatX *out = garbage<floatX>(N * s.HS), *dqkv = garbage<floatX>(p.qkv.size());
+    float *lse = garbage<float>(N), *dbias = garbage<float>(p.bias.size());
+    float* dseq_scale = upload(std::vector<float>(s.NH, 0.0f));
+    char* workspace = make_workspace(d.in, true);
+    attention_forward(out, lse, &d.in, workspace);
+    attention_backward(dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, d.dout, out, lse, &d.in,
+                       workspace);
+    cudaCheck(cudaDeviceSynchronize());
+    Result r;
+    r.out = download(out, N * s.HS), r.lse = download(lse, N), r.dqkv = download(dqkv, p.qkv.size());
+    r.dbias = download(dbias, p.bias.size()), r.dseq_scale = download(dseq_scale, s.NH);
+    void* all[] = {out, dqkv, lse, dbias, dseq_scale, workspace};
+    for (void* x : all) { cudaCheck(cudaFree(x)); }
+    free_device(d);
+    return r;
+}
+
+// ----------------------------------------------------------------------------
+// reference
+
+static double dot(const float* x, const float* y, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) { sum += (double)x[i] * (double)y[i]; }
+    return sum;
+}
+
+static void add_scaled(double* y, double factor, const float* x, size_t n) {
+    for (size_t i = 0; i < n; i++) { y[i] += factor * (double)x[i]; }
+}
+
+// Weights of query i, and inner_j: what g multiplies in the logit of key j.
+static void reference_weights(const Problem& p, size_t b, size_t h, size_t i, double* weights, double* inner,
+                              double* lse) {
+    const Shape& s = p.shape;
+    const size_t row = b * s.T + i, first = (size_t)p.start[row];
+    const double g = s.scaled ? (double)p.seq_scale[h] * (double)p.log_count[row] : 1.0;
+    double largest = -INFINITY, sum = 0;
+    for (size_t j = first; j <= i; j++) {
+        const float* k = &p.qkv[(b * s.T + j) * p.stride + p.key_column + h * s.NKV / s.NH * s.HS];
+        const double bias = s.bias ? (double)p.bias[h * p.bias_stride + i - j] : 0.0;
+        inner[j] = dot(&p.qkv[row * p.stride + h * s.HS], k, s.HS) / sqrt((double)s.HS);
+        if (s.bias == BIAS_INSIDE) { inner[j] += bias; }
+        weights[j] = g * inner[j] + (s.bias == BIAS_OUTSIDE ? bias : 0.0);
+        largest = fmax(largest, weights[j]);
+    }
+    for (size_t j = first; j <= i; j++) { sum += weights[j] = exp(weights[j] - largest); }
+    for (size_t j = first; j <= i; j++) { weights[j] /= sum; }
+    *lse = largest + log(sum);
+}
+
+static void reference_gradients(const Problem& p, Reference& r, size_t b, size_t h, size_t i, const double* weights,
+                                const double* inner) {
+    const Shape& s = p.shape;
+    const size_t row = b * s.T + i, first = (size_t)p.start[row], query = row * p.stride + h * s.HS;
+    const double ln_n = s.scaled ? (double)p.log_count[row] : 0.0, root = sqrt((double)s.HS);
+    const double g = s.scaled ? (double)p.seq_scale[h] * ln_n : 1.0;
+    const float* dout = &p.dout[(row * s.NH + h) * s.HS];
+    double delta = 0, scale_term = 0;
+    for (size_t d = 0; d < s.HS; d++) { delta += r.out[(row * s.NH + h) * s.HS + d] * (double)dout[d]; }
+    for (size_t j = first; j <= i; j++) {
+        const size_t at = (b * s.T + j) * p.stride + h * s.NKV / s.NH * s.HS;
+        const size_t k = at + p.key_column, v = at + p.value_column;
+        const double dz = first == i ? 0.0 : weights[j] * (dot(&p.qkv[v], dout, s.HS) - delta);
+        add_scaled(&r.dqkv[v], weights[j], dout, s.HS);
+        add_scaled(&r.dqkv[query], dz * g / root, &p.qkv[k], s.HS);
+        add_scaled(&r.dqkv[k], dz * g / root, &p.qkv[query], s.HS);
+        r.dbias[h * p.bias_stride + i - j] += s.bias == BIAS_INSIDE ? dz * g : dz;
+        scale_term += dz * ln_n * inner[j];
+    }
+    r.dseq_scale[h] += scale_term, r.scale_noise[h] += scale_term * scale_term;
+}
+
+static Reference reference(const Problem& p, bool gradients) {
+    const Shape& s = p.shape;
+    Reference r;
+    r.out.resize(p.dout.size()), r.lse.resize(s.B * s.NH * s.T), r.dqkv.resize(p.qkv.size());
+    r.dbias.resize(p.bias.size()), r.dseq_scale.resize(s.NH), r.scale_noise.resize(s.NH);
+    std::vector<double> weights(s.T), inner(s.T);
+    for (size_t n = 0; n < s.B * s.NH * s.T; n++) {
+        const size_t b = n / s.T / s.NH, h = n / s.T % s.NH, i = n % s.T, row = b * s.T + i;
+        reference_weights(p, b, h, i, weights.data(), inner.data(), &r.lse[n]);
+        for (size_t j = (size_t)p.start[row]; j <= i; j++) {
+            const size_t v = (b * s.T + j) * p.stride + p.value_column + h * s.NKV / s.NH * s.HS;
+            add_scaled(&r.out[(row * s.NH + h) * s.HS], weights[j], &p.qkv[v], s.HS);
+        }
+        if (gradients) { reference_gradients(p, r, b, h, i, weights.data(), inner.data()); }
+    }
+    for (double& x : r.scale_noise) { x = sqrt(x); }
+    return r;
+}
+
+// ----------------------------------------------------------------------------
+// comparison
+
+// Root mean square error relative to the root mean square; NaN anywhere gives infinity.
+struct Error {
+    double difference, size;
+};
+
+static void add_error(Error* e, double got, double want) {
+    const double d = got - want;
+    e->difference += isfinite(d) ? d * d : INFINITY;
+    e->size += want * want;
+}
+
+static double relative(const Error& e) { return sqrt(e.difference / fmax(e.size, 1e-30)); }
+
+static double array_error(const std::vector<float>& got, const std::vector<double>& want) {
+    Error e = {0, 0};
+    for (size_t i = 0; i < want.size(); i++) { add_error(&e, got[i], want[i]); }
+    return relative(e);
+}
+
+// Of columns first..first+count-1 of every token.
+static double gradient_error(const Problem& p, const Result& got, const Reference& want, size_t first, size_t count) {
+    Error e = {0, 0};
+    for (size_t n = 0; n < p.shape.B * p.shape.T; n++) {
+        for (size_t c = first; c < first + count; c++) {
+            add_error(&e, got.dqkv[n * p.stride + c], want.dqkv[n * p.stride + c]);
+        }
+    }
+    return relative(e);
+}
+
+static double bias_error(const Problem& p, const Result& got, const Reference& want) {
+    Error e = {0, 0};
+    for (size_t h = 0; h < p.shape.NH; h++) {
+        for (size_t d = 0; d < p.shape.T; d++) {
+            add_error(&e, got.dbias[h * p.bias_stride + d], want.dbias[h * p.bias_stride + d]);
+        }
+    }
+    return relative(e);
+}
+
+// The gradient of seq_scale is what remains when all pairs cancel: its error is relative to the size of a random sum
+// of the rows' terms.
+static double scale_error(const Result& got, const Reference& want) {
+    Error e = {0, 0};
+    for (size_t h = 0; h < want.dseq_scale.size(); h++) {
+        add_error(&e, got.dseq_scale[h], want.dseq_scale[h]);
+        e.size += want.scale_noise[h] * want.scale_noise[h] - want.dseq_scale[h] * want.dseq_scale[h];
+    }
+    return relative(e);
+}
+
+// Absolute where lse is small.
+static double lse_error(const std::vector<float>& got, const std::vector<double>& want) {
+    double error = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        const double e = fabs((double)got[i] - want[i]) / fmax(1.0, fabs(want[i]));
+        error = e <= error ? error : isnan(e) ? INFINITY : e;
+    }
+    return error;
+}
+
+#endif

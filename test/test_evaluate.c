@@ -1,0 +1,364 @@
+/*
+The program evaluate on a run of the real train_gpt: results.json, going on after an interruption, scores of every
+token, what it refuses.
+*/
+#include "evaluate_util.h"
+
+static char run_folder[160];  // of the tiny run that all tests of the program use
+
+// ----------------------------------------------------------------------------
+// the program
+
+#define PASSKEY_FLAGS "--passkey_seq_lens 0,1,242,500,900 --passkey_sample_size 4 --seq_batch_size 100 "
+
+static const cJSON* entry_of(const cJSON* results, const char* key) {
+    const cJSON* entry = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItem(results, "passkey"), key);
+    assert_non_null(entry);
+    return entry;
+}
+
+static void assert_array(const cJSON* entry, const char* name, const char* want) {
+    char* got = cJSON_PrintUnformatted(cJSON_GetObjectItem(entry, name));
+    assert_string_equal(got, want);
+    cJSON_free(got);
+}
+
+static void remove_results(void) {
+    char* path = text("%s/results.json", run_folder);
+    unlink(path);
+    free(path);
+}
+
+// Lengths 0, 1 and below the template's are its minimum, run once; a model of letters knows no digits.
+static void test_program_passkey(void** state) {
+    (void)state;
+    remove_results();
+    char* dump = text("%s/dump.txt", scratch);
+    char* flags = text(PASSKEY_FLAGS "--dump %s", dump);
+    char* out = evaluate_run(run_folder, flags);
+    assert_int_equal(count_words(out, "\npasskey "), 3 + 1);  // three lengths and the matrix
+    assert_non_null(strstr(out, "memory "));
+    cJSON* results = results_of(run_folder);
+    const cJSON* entry = entry_of(results, "('equidistant', 4, 5, 0)");
+    assert_array(entry, "seq_lens", "[243,421,866]");
+    assert_array(entry, "accs", "[0,0,0]");
+    assert_array(entry, "greedy", "[0,0,0]");
+    assert_array(entry, "natural", "[0,0,0]");
+    assert_array(entry, "hits", "[[0,0,0,0],[0,0,0,0],[0,0,0,0]]");
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(entry, "depths")), 3);
+    cJSON_Delete(results);
+    char* prompts = read_text(dump, NULL);
+    assert_int_equal(count_words(prompts, "What is the pass key? The pass key is\nexpected: "), 12);
+    assert_int_equal(count_words(prompts, "The grass is green."), 4 * (0 + 2 + 7));
+    assert_int_equal(count_words(prompts, " (wrong)\n"), 36);
+    // nothing is left to do, unless it is forced; another length is added
+    char* second = evaluate_run(run_folder, PASSKEY_FLAGS);
+    assert_non_null(strstr(second, "nothing left to do"));
+    assert_null(strstr(second, "memory "));
+    char* forced = evaluate_run(run_folder, PASSKEY_FLAGS "--force");
+    assert_null(strstr(forced, "as stored"));
+    char* longer = evaluate_run(run_folder, "--passkey_seq_lens 1,600 --passkey_sample_size 4");
+    assert_int_equal(count_words(longer, "as stored"), 1);
+    results = results_of(run_folder);
+    assert_array(entry_of(results, "('equidistant', 4, 5, 0)"), "seq_lens", "[243,421,599,866]");
+    cJSON_Delete(results);
+    char* all[] = {dump, flags, out, prompts, second, forced, longer};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) { free(all[i]); }
+}
+
+// Consecutive lengths without a hit, those of earlier evaluations included.
+static void test_program_patience(void** state) {
+    (void)state;
+    remove_results();
+    evaluate_quietly(run_folder, "--passkey_seq_lens 0 --passkey_sample_size 2 --passkey_sampling end");
+    char* out = evaluate_run(run_folder,
+                             "--passkey_seq_lens 0,400,500,600 --passkey_sample_size 2 --passkey_sampling "
+                             "end --patience 2");
+    assert_non_null(strstr(out, "--patience"));
+    cJSON* results = results_of(run_folder);
+    assert_array(entry_of(results, "('end', 2, 5, 0)"), "seq_lens", "[243,332]");
+    cJSON_Delete(results);
+    free(out);
+}
+
+// Interrupted and gone on with, the results are those of one evaluation; the chunk does not matter either.
+static void test_program_interruption(void** state) {
+    (void)state;
+    static const char lengths[] =
+        "--passkey_seq_lens 0,6000,12000 --passkey_sample_size 3 --passkey_sampling random "
+        "--perplexity --perplexity_dataset articles --perplexity_seq_len 64 "
+        "--perplexity_window_size 16 ";
+    remove_results();
+    char *flags = text("%s--seq_batch_size 32", lengths), *all = evaluate_flags(run_folder, flags);
+    Run r = start_evaluate(all);
+    assert_true(read_until(&r, "passkey     243 tokens"));
+    kill(r.pid, SIGINT);
+    finish_train(&r);
+    assert_true(exited_with(&r, 128 + SIGINT));
+    assert_non_null(strstr(r.out, "goes on"));
+    run_free(&r);
+    cJSON* results = results_of(run_folder);
+    int done = cJSON_GetArraySize(cJSON_GetObjectItem(entry_of(results, "('random', 3, 5, 0)"), "seq_lens"));
+    assert_in_range(done, 1, 2);
+    cJSON_Delete(results);
+    evaluate_quietly(run_folder, flags);
+    cJSON* interrupted = results_of(run_folder);
+    remove_results();
+    evaluate_quietly(run_folder, lengths);
+    cJSON* whole = results_of(run_folder);
+    assert_array(entry_of(interrupted, "('random', 3, 5, 0)"), "seq_lens", "[243,5939,11991]");
+    const cJSON *a = cJSON_GetObjectItem(interrupted, "passkey"), *b = cJSON_GetObjectItem(whole, "passkey");
+    assert_true(cJSON_Compare(a, b, true));
+    double x = cJSON_GetObjectItem(cJSON_GetObjectItem(interrupted, "perplexity")->child, "mean")->valuedouble;
+    double y = cJSON_GetObjectItem(cJSON_GetObjectItem(whole, "perplexity")->child, "mean")->valuedouble;
+    assert_error_below(fabs(x / y - 1), 1e-6);
+    cJSON_Delete(interrupted);
+    cJSON_Delete(whole);
+    free(flags);
+    free(all);
+}
+
+// Rows of a score: all tokens but the first of each document, once and in order; returns the sum of the logarithms.
+static double check_scores(const char* path, const size_t* lengths, size_t documents, int first_token) {
+    char *csv = read_text(path, NULL), *line = strchr(csv, '\n') + 1;
+    assert_memory_equal(csv, "document,position,token,logprob\n", 32);
+    double sum = 0;
+    for (size_t d = 0; d < documents; d++) {
+        for (size_t i = 1; i < lengths[d]; i++) {
+            unsigned long document, position, token;
+            double logprob;
+            assert_int_equal(sscanf(line, "%lu,%lu,%lu,%lf\n", &document, &position, &token, &logprob), 4);
+            assert_int_equal(document, d);
+            assert_int_equal(position, i);
+            assert_true(i + 1 < lengths[d] ? token >= 'a' && token <= 'z' : token == BYTES_EOS);
+            assert_true(logprob < 0 && isfinite(logprob));
+            if (first_token && d == 0 && i == 1) { assert_int_equal(token, first_token); }
+            sum += logprob;
+            line = strchr(line, '\n') + 1;
+        }
+    }
+    assert_int_equal(*line, '\0');
+    free(csv);
+    return sum;
+}
+
+// Scores of a shard in chunks of any size, of the same documents as text, and the perplexity over the same tokens.
+static void test_program_score(void** state) {
+    (void)state;
+    static const size_t lengths[] = {6, 2, 7}, equal[] = {66, 66};
+    char* csv = text("%s/scores.csv", scratch);
+    char* path = text("%s/words.txt", scratch);
+    write_text_atomically(path, "abcd\n\n\n\nbcdef\n");
+    char* flags = text("--score %s --out %s", path, csv);
+    evaluate_quietly(run_folder, flags);
+    static const size_t words[] = {6, 7};
+    double text_sum = check_scores(csv, words, 2, 'a');
+    free(flags);
+    uint32_t tokens[] = {256, 'a', 'b', 'c', 'd', 257, 256, 257, 256, 'b', 'c', 'd', 'e', 'f', 257};
+    make_shard("words", &bytes_info, tokens, 15);
+    double sums[2];
+    for (size_t i = 0; i < 2; i++) {
+        flags = text("--score %s/data/words/part_0000.bin --out %s --seq_batch_size %d", scratch, csv, i ? 3 : 1000);
+        evaluate_quietly(run_folder, flags);
+        sums[i] = check_scores(csv, lengths, 3, 'a');
+        free(flags);
+    }
+    assert_error_below(fabs(sums[1] / sums[0] - 1), 1e-6);
+    assert_true(sums[0] < text_sum);  // the empty document's EOS is scored, too
+    // rows of 65 tokens are all but the EOS of documents of 66
+    make_documents("equal", equal, 2);
+    flags = text("--score %s/data/equal/part_0000.bin --out %s", scratch, csv);
+    evaluate_quietly(run_folder, flags);
+    check_scores(csv, equal, 2, 0);
+    char *content = read_text(csv, NULL), *line = strchr(content, '\n') + 1;
+    double sum = 0, logprob;
+    unsigned long token;
+    for (; sscanf(line, "%*u,%*u,%lu,%lf\n", &token, &logprob) == 2; line = strchr(line, '\n') + 1) {
+        sum += token == BYTES_EOS ? 0 : logprob;
+    }
+    remove_results();
+    evaluate_quietly(run_folder,
+                     "--passkey_sample_size 0 --perplexity --perplexity_dataset equal --perplexity_seq_len "
+                     "64 --perplexity_window_size 32");
+    cJSON* results = results_of(run_folder);
+    const cJSON* entry = cJSON_GetObjectItem(results, "perplexity")->child;
+    assert_error_below(fabs(cJSON_GetObjectItem(entry, "mean")->valuedouble / exp(-sum / 128) - 1), 1e-6);
+    assert_array(entry, "positions", "[32,64]");
+    assert_int_equal(cJSON_GetObjectItem(entry, "articles")->valueint, 2);
+    cJSON_Delete(results);
+    char* all[] = {csv, path, flags, content};
+    for (size_t i = 0; i < 4; i++) { free(all[i]); }
+}
+
+// A configuration has one entry; joined documents are another configuration.
+static void test_program_perplexity(void** state) {
+    (void)state;
+#define FLAGS                                                                                     \
+    "--passkey_sample_size 0 --perplexity --perplexity_dataset articles --perplexity_seq_len 64 " \
+    "--perplexity_window_size "
+    remove_results();
+    char* first = evaluate_run(run_folder, FLAGS "16");
+    assert_non_null(strstr(first, "each article starts with BOS"));
+    char* second = evaluate_run(run_folder, FLAGS "16");
+    assert_non_null(strstr(second, "nothing left to do"));
+    evaluate_quietly(run_folder, FLAGS "32");
+    char* joined = evaluate_run(run_folder, FLAGS "32 --perplexity_join --perplexity_ntokens 300");
+    assert_non_null(strstr(joined, "BOS and EOS are dropped"));
+    cJSON* results = results_of(run_folder);
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(results, "perplexity")), 3);
+    cJSON_Delete(results);
+#undef FLAGS
+    free(first);
+    free(second);
+    free(joined);
+}
+
+// An interrupted perplexity leaves the losses of whole articles, and only the same configuration goes on with them.
+static void test_program_partial_perplexity(void** state) {
+    (void)state;
+    enum { DOCUMENTS = 1500 };
+    static const char flags[] =
+        "--passkey_sample_size 0 --perplexity --perplexity_dataset many --perplexity_seq_len 64 "
+        "--perplexity_window_size 64 --perplexity_wiki_articles 5000 ";
+    size_t lengths[DOCUMENTS];
+    for (size_t i = 0; i < DOCUMENTS; i++) { lengths[i] = 66; }
+    make_documents("many", lengths, DOCUMENTS);
+    remove_results();
+    char *slow = text("%s--seq_batch_size 1", flags), *all = evaluate_flags(run_folder, slow);
+    Run r = start_evaluate(all);
+    assert_true(read_until(&r, "articles 1500"));
+    usleep(300000);
+    kill(r.pid, SIGINT);
+    finish_train(&r);
+    assert_true(exited_with(&r, 128 + SIGINT));
+    run_free(&r);
+    char* partial = text("%s/perplexity.partial.json", run_folder);
+    cJSON* json = read_json(partial);
+    cJSON* losses = cJSON_GetObjectItem(json, "losses");
+    int done = cJSON_GetArraySize(losses);
+    assert_in_range(done, 1, DOCUMENTS - 1);
+    // losses that no model has, to recognise them by
+    cJSON_ReplaceItemInArray(losses, 0, cJSON_CreateDoubleArray((const double[]){DOCUMENTS * 100.0}, 1));
+    write_json_atomically(partial, json);
+    cJSON_Delete(json);
+    char *kept = read_text(partial, NULL), *words = text("goes on after %d of 1500", done);
+    char* out = evaluate_run(run_folder, flags);
+    assert_non_null(strstr(out, words));
+    assert_false(file_exists(partial));
+    cJSON* results = results_of(run_folder);
+    double mean = log(cJSON_GetObjectItem(cJSON_GetObjectItem(results, "perplexity")->child, "mean")->valuedouble);
+    assert_true(mean > 100 && mean < 110);  // 100 and what the model really has
+    cJSON_Delete(results);
+    write_text_atomically(partial, kept);
+    char* other = evaluate_run(run_folder,
+                               "--passkey_sample_size 0 --perplexity --perplexity_dataset many "
+                               "--perplexity_seq_len 64 --perplexity_window_size 32");
+    assert_null(strstr(other, "goes on"));
+    char* texts[] = {slow, all, partial, kept, words, out, other};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) { free(texts[i]); }
+}
+
+// Other weights: what was measured before is measured again.
+static void test_program_other_weights(void** state) {
+    (void)state;
+    char* run = text("%s/other", scratch);
+    copy_tree(run_folder, run);
+    static const char flags[] = "--passkey_seq_lens 0 --passkey_sample_size 2";
+    evaluate_quietly(run, flags);
+    char* resumed = text("--checkpoint %s --checkpoint_args --num_iterations 40", run);
+    Run r = run_train(resumed);
+    assert_true(exited_with(&r, 0));
+    run_free(&r);
+    char* out = evaluate_run(run, flags);
+    assert_non_null(strstr(out, "other weights or settings"));
+    assert_null(strstr(out, "as stored"));
+    free(out);
+    free(run);
+    free(resumed);
+}
+
+static void test_program_refuses(void** state) {
+    (void)state;
+    ShardInfo foreign = bytes_info, wide = bytes_info;
+    uint32_t tokens[] = {BYTES_BOS, 'a', 'b', BYTES_EOS};
+    foreign.tokenizer_hash = 77, wide.vocab_size = 300;
+    make_shard("foreign", &foreign, tokens, 4);
+    make_shard("wide", &wide, tokens, 4);
+    char* damaged = text("%s/damaged", scratch);
+    copy_tree(run_folder, damaged);
+    char *args = text("%s/args.json", damaged), *words = text("%s/empty.txt", scratch);
+    write_text_atomically(args, "{\"args\": {\"position_encoding\"");
+    write_text_atomically(words, "\n\n");
+    char* unsaved = text("%s/unsaved", scratch);
+    copy_tree(run_folder, unsaved);
+    char* weights = text("%s/model.safetensors", unsaved);
+    unlink(weights);
+    const struct {
+        const char *run, *flags, *words;
+    } cases[] = {
+        {"/nonexistent", "", "/nonexistent|no args.json|--log_dir"},
+        {damaged, "", "args.json|line 1|JSON"},
+        {unsaved, "", "model.safetensors|not found"},
+        {run_folder, "--tokenizer /nonexistent.model", "/nonexistent.model"},
+        {run_folder, "--passkey_sampling middle", "middle|equidistant"},
+        {run_folder, "--passkey_pred_digits 12 --passkey_prefix_digits 9", "18"},
+        {run_folder, "--passkey_seq_lens 5,x", "passkey_seq_lens|x"},
+        {run_folder, "--passkey_seq_lens 1000000000", "999999995|free"},
+        {run_folder, "--passkey_sample_size 0", "nothing to do"},
+        {run_folder, "--passkey_keys held_out --passkey_pred_digits 1", "held_out"},
+        {run_folder, "--score x.txt", "--out"},
+        {run_folder, "--out x.csv", "--score"},
+        {run_folder, "--score /nonexistent.txt --out x.csv", "/nonexistent.txt"},
+        {run_folder, "--score /nonexistent.bin --out x.csv", "/nonexistent.bin"},
+        {run_folder, "--perplexity --perplexity_dataset none", "data/none"},
+        {run_folder, "--perplexity --perplexity_dataset foreign", "hash|foreign"},
+        {run_folder, "--perplexity --perplexity_dataset wide", "vocabulary of 300|258"},
+        {run_folder, "--perplexity --perplexity_seq_len 100 --perplexity_window_size 30", "multiple|90"},
+        {run_folder, "--perplexity --perplexity_dataset articles --perplexity_seq_len 1024", "7 documents|1025|199"},
+        {run_folder, "--perplexity --perplexity_dataset articles --perplexity_seq_len 1024 --perplexity_join",
+         "--perplexity_ntokens|1025"},
+        {run_folder, "--dtype float16", "float16"},
+        {run_folder, "--dump /nonexistent/dump.txt --passkey_seq_lens 0 --passkey_sample_size 1 --force", "dump.txt"},
+    };
+    remove_results();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char* flags = evaluate_flags(cases[i].run, cases[i].flags);
+        Run r = run_evaluate(flags);
+        assert_refused(&r, cases[i].words);
+        run_free(&r);
+        free(flags);
+    }
+    char* empty = text("--score %s --out %s/never.csv", words, scratch);
+    char* flags = evaluate_flags(run_folder, empty);
+    Run r = run_evaluate(flags);
+    assert_refused(&r, "empty.txt|no document");
+    run_free(&r);
+    assert_folder(run_folder, "args.json checkpoints eval.log model.safetensors optimizer.safetensors train.log ");
+    char* all[] = {damaged, args, words, unsaved, weights, empty, flags};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) { free(all[i]); }
+}
+
+static int set_up(void** state) {
+    (void)state;
+    scratch_create();
+    make_documents("articles", article_lengths, ARTICLES);
+    size_t lengths[200];
+    for (size_t i = 0; i < 200; i++) { lengths[i] = 20 + i % 50; }
+    make_documents("letters", lengths, 200);
+    train_tiny_quietly("logs",
+                       "--dataset letters --position_encoding bam_ssmax --tokens_per_step 64 --num_iterations 30");
+    char* folder = run_file("logs", "bam_ssmax", "");
+    snprintf(run_folder, sizeof run_folder, "%s", folder);
+    free(folder);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_program_passkey),       cmocka_unit_test(test_program_patience),
+        cmocka_unit_test(test_program_interruption),  cmocka_unit_test(test_program_score),
+        cmocka_unit_test(test_program_perplexity),    cmocka_unit_test(test_program_partial_perplexity),
+        cmocka_unit_test(test_program_other_weights), cmocka_unit_test(test_program_refuses),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}

@@ -1,0 +1,344 @@
+/*
+The scripts as people call them: sweeps that finish, skip, go on, stop and fail; the array job; the published
+command; pictures. They run in a shell and are judged by exit status, output and what they leave behind.
+*/
+#include "train_util.h"
+
+#include "../llmc/posenc.h"
+
+// What a sweep passes on to train_gpt for runs of a few milliseconds.
+#define MODEL                                                                                               \
+    " --data_dir $S/data --dataset easy --dim 32 --n_heads 2 --n_layers 2 --batch_size 2 --tokenizer bytes" \
+    " --sequence_length 32 --val_tokens 64 --val_tokens_padding 0 --val_loss_every 4 --learning_rate 1e-2"  \
+    " --tokens_per_step 64"
+
+// The answer of the last shell() call; $S in a command is the scratch folder.
+static char* output;
+
+// Runs a command; returns its exit status. output holds what it printed, errors included.
+static int shell(const char* command) {
+    char* log = text("%s/shell.log", scratch);
+    char* line = text("{ %s; } >%s 2>&1", command, log);
+    int status = system(line);
+    free(output);
+    output = read_text(log, NULL);
+    free(line);
+    free(log);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static void expect_status(int want, const char* command) {
+    int got = shell(command);
+    if (got != want) { print_error("%s\nexit status %d, expected %d:\n%s\n", command, got, want, output); }
+    assert_int_equal(got, want);
+}
+
+// All words, separated by |, are in the output of the last command.
+static void expect_words(const char* words) {
+    char *list = xstrdup(words), *at = NULL;
+    for (char* word = strtok_r(list, "|", &at); word; word = strtok_r(NULL, "|", &at)) {
+        if (!strstr(output, word)) { print_error("expected '%s' in:\n%s\n", word, output); }
+        assert_non_null(strstr(output, word));
+    }
+    free(list);
+}
+
+static void expect_columns(const char* s, size_t most) {
+    for (; *s; s += s[strcspn(s, "\n")] == '\n' ? strcspn(s, "\n") + 1 : strcspn(s, "\n")) {
+        if (strcspn(s, "\n") > most) { print_error("wider than %zu: %.*s\n", most, (int)strcspn(s, "\n"), s); }
+        assert_true(strcspn(s, "\n") <= most);
+    }
+}
+
+static void expect_folder(const char* relative, const char* names) {
+    char* path = text("%s/%s", scratch, relative);
+    assert_folder(path, names);
+    free(path);
+}
+
+static size_t file_size(const char* relative) {
+    char* path = text("%s/%s", scratch, relative);
+    struct stat status;
+    size_t size = stat(path, &status) == 0 ? (size_t)status.st_size : 0;
+    free(path);
+    return size;
+}
+
+static void write_scratch(const char* relative, const char* content) {
+    char* path = text("%s/%s", scratch, relative);
+    write_text_atomically(path, content);
+    free(path);
+}
+
+// ----------------------------------------------------------------------------
+// sweep.sh
+
+#define TWO "scripts/sweep.sh --encodings bam_ssmax,alibi --sizes l2 --jobs 2" MODEL
+
+static void test_sweep_finishes_and_skips(void** state) {
+    (void)state;
+    expect_status(0, TWO " --log_dir $S/skip --num_iterations 8");
+    expect_words("l2 bam_ssmax: starts|l2 alibi: finished|\nbam_ssmax          l2             8  |summary.csv");
+    expect_columns(strstr(output, "\nencoding ") + 1, 80);
+    expect_status(0, "cat $S/skip/sweep/summary.csv");
+    expect_words("encoding,size,run,state,steps,num_iterations,train_loss,|,finished,8,8,");
+    assert_int_equal(count_words(output, "\n"), 3);
+
+    expect_status(0, "md5sum $S/skip/l2/*/*/* 2>/dev/null >$S/before; " TWO
+                     " --log_dir $S/skip --num_iterations 8.0 --checkpoint_every 3");
+    expect_words("l2 bam_ssmax: finished before|l2 alibi: finished before");
+    expect_status(0, "md5sum $S/skip/l2/*/*/* 2>/dev/null | cmp - $S/before");
+
+    expect_status(0, TWO " --log_dir $S/skip --num_iterations 8 --seed 7");  // another run
+    expect_words("l2 bam_ssmax: starts|l2 alibi: starts");
+    expect_folder("skip/l2/alibi", "version_00 version_01 ");
+    expect_status(0, TWO " --log_dir $S/skip --num_iterations 8 --dry_run");
+    expect_words("version_00");
+    assert_null(strstr(output, "version_01"));
+}
+
+// A run that was killed between two checkpoints ends with the bytes of one that was not.
+static void test_sweep_goes_on(void** state) {
+    (void)state;
+    expect_status(0, TWO " --log_dir $S/whole --num_iterations 12 --checkpoint_every 5 --keep_checkpoints 9");
+    expect_status(0,
+                  "cp -a $S/whole $S/cut; cd $S/cut/l2/alibi/version_00; rm -r *.safetensors checkpoints/step_*1[02]");
+    expect_status(0, TWO " --log_dir $S/cut --num_iterations 12 --checkpoint_every 5");
+    expect_words("l2 bam_ssmax: finished before|l2 alibi: goes on at step 5 of 12|l2 alibi: finished");
+    expect_folder("cut/l2/alibi", "version_00 ");
+    expect_status(0, "cmp $S/whole/l2/alibi/version_00/model.safetensors $S/cut/l2/alibi/version_00/model.safetensors");
+    expect_status(0,
+                  "cut -d, -f1,3 $S/whole/l2/alibi/version_00/train.log >$S/a; "
+                  "cut -d, -f1,3 $S/cut/l2/alibi/version_00/train.log | cmp - $S/a");
+}
+
+static void test_sweep_stops(void** state) {
+    (void)state;
+    const char* log = "stop/l2/alibi/version_00/train.log";
+    char* out = text("%s/stop.log", scratch);
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = open(out, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+        dup2(fd, 1), dup2(fd, 2);
+        execl("/bin/sh", "sh", "-c",
+              "exec scripts/sweep.sh --encodings alibi,nope --sizes l2" MODEL
+              " --log_dir $S/stop --num_iterations 1000000",
+              (char*)NULL);
+        _exit(127);
+    }
+    for (int i = 0; i < 6000 && file_size(log) < 200; i++) { usleep(10000); }
+    kill(child, SIGINT);
+    int status = 0, ended = 0;
+    for (int i = 0; i < 6000 && (ended = waitpid(child, &status, WNOHANG)) == 0; i++) { usleep(10000); }
+    if (ended == 0) { kill(child, SIGINT); }  // the second one kills the job
+    assert_int_equal(ended, child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 128 + SIGINT);
+    expect_status(0, "cat $S/stop.log");
+    expect_words("stopping: 1 job will save|/1000000|stopped; go on with\n|scripts/sweep.sh --encodings alibi,nope");
+    assert_true(file_size("stop/l2/alibi/version_00/optimizer.safetensors") > 0);
+    expect_folder("stop/l2", "alibi ");  // the other one had not begun
+    expect_status(0, "scripts/sweep.sh --encodings alibi,nope --sizes l2" MODEL
+                     " --log_dir $S/stop --num_iterations 1000000 --dry_run");
+    expect_words("--checkpoint|version_00 --checkpoint_args|--position_encoding nope");
+    free(out);
+}
+
+static void test_sweep_failures(void** state) {
+    (void)state;
+    expect_status(1, TWO " --log_dir $S/fail --num_iterations 8 --learning_rat 1");
+    expect_words(
+        "failed: l2 bam_ssmax: error: unknown flag --learning_rat|fail/sweep/l2_bam_ssmax.log|failed: l2 alibi");
+
+    // a damaged checkpoint stops its own job only
+    expect_status(0, TWO " --log_dir $S/bad --num_iterations 4");
+    expect_status(0, "cd $S/bad/l2/alibi/version_00; rm -r checkpoints; echo damaged >optimizer.safetensors");
+    expect_status(1, TWO " --log_dir $S/bad --num_iterations 4");
+    expect_words("l2 bam_ssmax: finished before|failed: l2 alibi: error: |optimizer.safetensors is not a safetensors");
+    assert_null(strstr(output, "Traceback"));
+
+    // and one that ends well but early is a failure too
+    expect_status(1, "TRAIN='echo all is well' scripts/sweep.sh --encodings nope --sizes l2 --log_dir $S/early");
+    expect_words("failed: l2 nope: all is well");
+
+    static const struct {
+        const char *flags, *words;
+    } cases[] = {
+        {"--encodings bam,bm", "unknown 'bm'"},
+        {"--sizes l3", "unknown 'l3'"},
+        {"--jobs 0", "--jobs: found '0'"},
+        {"--cell 10", "a number from 0 to 9"},
+        {"--position_encoding bam", "--encodings"},
+        {"--jobs", "value is missing"},
+        {"l6", "unexpected 'l6'"},
+        {"--checkpoint x", "--checkpoint is set by the sweep"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char* command = text("scripts/sweep.sh --log_dir $S/refused %s", cases[i].flags);
+        expect_status(1, command);
+        assert_int_equal(strncmp(output, "error: ", 7), 0);
+        assert_int_equal(count_words(output, "\n"), 1);
+        expect_words(cases[i].words);
+        free(command);
+    }
+    expect_status(1, "TRAIN=/nowhere/train scripts/sweep.sh --log_dir $S/refused");
+    expect_words("cannot run /nowhere/train");
+    expect_folder("refused", "");
+}
+
+// A run that another sweep is at is left alone.
+static void test_sweep_locks(void** state) {
+    (void)state;
+    expect_status(0, "mkdir -p $S/lock/l2/alibi; flock $S/lock/l2/alibi/.sweep.lock " TWO
+                     " --log_dir $S/lock --num_iterations 4");
+    expect_words("l2 alibi: another sweep is at it|l2 bam_ssmax: finished");
+    expect_folder("lock/l2/alibi", "");
+}
+
+static const char passkey_json[] =
+    "{\"passkey\":{\"('equidistant', 4, 5, 0)\":{\"seq_lens\":[32,120,500],\"accs\":[1,0.75,0.25],"
+    "\"greedy\":[1,0.5,0],\"natural\":[1,1,0],\"depths\":[[0,0,0,0],[0,0.3,0.6,1],[0,0.3,0.6,1]],"
+    "\"hits\":[[1,1,1,1],[0,1,1,1],[0,0,0,1]]}},"
+    "\"perplexity\":[{\"window_size\":32,\"seq_len\":128,\"dataset_dir\":\"wiki\",\"perplexity\":[9,8,null,12],"
+    "\"positions\":[32,64,96,128],\"standard_error\":[1,1,1,1],\"mean\":9,\"articles\":3}]}";
+
+static void test_sweep_evaluates(void** state) {
+    (void)state;
+    write_scratch("results.json", passkey_json);
+    write_scratch("evaluate",
+                  "echo evaluate \"$@\"; cp $S/results.json $2/ && [ $4 != 1 ] || { echo error: as asked; exit 1; }\n");
+    expect_status(0, "EVALUATE=\"sh $S/evaluate\" " TWO " --log_dir $S/eval --num_iterations 4 --eval '--patience 3'");
+    expect_words("l2 alibi: evaluated|l2 bam_ssmax: evaluated| 100%  75%  25%");
+    expect_columns(strstr(output, "\nencoding ") + 1, 80);
+    expect_status(0,
+                  "grep -c 'evaluate --log_dir .*/eval/l2/alibi/version_00 --patience 3' $S/eval/sweep/l2_alibi.log; "
+                  "grep alibi $S/eval/sweep/summary.csv");
+    expect_words(",1,0.75,0.25\n");
+    expect_status(1, "EVALUATE=\"sh $S/evaluate\" " TWO " --log_dir $S/eval --num_iterations 4 --eval '--patience 1'");
+    expect_words("l2 alibi: finished before|failed: l2 alibi: error: as asked");
+}
+
+static void test_slurm(void** state) {
+    (void)state;
+    write_scratch("sbatch", "#!/bin/sh\necho \"$@\"\n");
+    expect_status(0,
+                  "chmod +x $S/sbatch; root=$PWD; cd $S; PATH=$S:$PATH SBATCH_FLAGS='--gres=gpu:1' "
+                  "$root/scripts/slurm_sweep.sh --encodings bam,alibi --sizes l2,l4 --seed 1");
+    expect_words("--gres=gpu:1|--array=0-3 --requeue|--signal=B:USR1@120|--task|--sizes l2,l4 --seed 1");
+    expect_status(0,
+                  "SLURM_ARRAY_TASK_ID=1 scripts/slurm_sweep.sh --task " TWO " --log_dir $S/slurm --num_iterations 4");
+    expect_folder("slurm/l2", "alibi ");
+    expect_status(1, "SLURM_ARRAY_TASK_ID=0 scripts/slurm_sweep.sh --task " TWO " --log_dir $S/slurm --no_such_flag");
+}
+
+static void test_published_command(void** state) {
+    (void)state;
+    expect_status(0, "LAUNCHER='echo mpirun -np 4' BATCH_SIZE=16 scripts/train_paper.sh --seed 3 | tail -n 1");
+    expect_words(
+        "mpirun -np 4 |--num_iterations 20000 |--tokens_per_step 589824 |--position_encoding bam_ssmax |"
+        "--model_size l12 |--sequence_length 512 |--batch_size 16 |--weight_decay 0.1 |--learning_rate 1e-3 |"
+        "--learning_rate_decay_frac 0.1 |--val_loss_every 32 |--dtype bfloat16 |--seed 3\n");
+    static const char* const scripts[] = {"train_paper", "sweep", "slurm_sweep", "plot"};
+    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
+        char* command = text("scripts/%s.sh --help", scripts[i]);
+        expect_status(0, command);
+        expect_words("usage: ");
+        free(command);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// plot.sh
+
+// SCRATCH/FOLDER holds exactly these pictures, each whole as PNG and SVG.
+static void expect_pictures(const char* folder, const char* names) {
+    char *list = xstrdup(names), *at = NULL, *all = xstrdup("");
+    for (char* name = strtok_r(list, " ", &at); name; name = strtok_r(NULL, " ", &at)) {
+        char *png = text("%s/%s/%s.png", scratch, folder, name), *svg = text("%s/%s/%s.svg", scratch, folder, name);
+        size_t png_size, svg_size;
+        char *p = read_text(png, &png_size), *s = read_text(svg, &svg_size);
+        assert_true(png_size > 5000 && memcmp(p, "\x89PNG\r\n\x1a\n", 8) == 0);
+        assert_memory_equal(p + png_size - 8, "IEND\xae\x42\x60\x82", 8);
+        assert_true(svg_size > 5000 && strstr(s, "<svg") && strstr(s, "</svg>"));
+        char* longer = text("%s%s.png %s.svg ", all, name, name);
+        free(png), free(svg), free(p), free(s), free(all);
+        all = longer;
+    }
+    expect_folder(folder, all);
+    free(list), free(all);
+}
+
+static void test_plot(void** state) {
+    (void)state;
+    expect_status(0, TWO " --log_dir $S/plot --num_iterations 12");
+    expect_status(0, "scripts/plot.sh $S/plot/l2/bam_ssmax/version_00 --out $S/one");
+    expect_words("version_00: no results.json, so neither|wrote ");
+    expect_pictures("one", "loss priors");
+
+    write_scratch("plot/l2/bam_ssmax/version_00/results.json", passkey_json);
+    write_scratch("plot/l2/alibi/version_00/results.json", passkey_json);
+    expect_status(0, "scripts/plot.sh $S/plot/l2/*/version_00 --out $S/two");
+    expect_pictures("two", "depth loss passkey perplexity priors");
+    expect_status(0, "cat $S/two/passkey.svg");
+    expect_words("alibi<|bam_ssmax<|trained: 32<|prompt length (tokens)<|100 %<|teacher forced, 4 samples");
+    expect_status(0, "scripts/plot.sh $S/plot/l2/alibi/version_00 --only passkey --measure greedy");
+    assert_true(file_size("plot/l2/alibi/version_00/passkey_greedy.png") > 5000);
+
+    expect_status(1, "scripts/plot.sh $S/plot/l2/alibi/version_00 --only perplexities --out $S/none");
+    expect_words("error: --only perplexities");
+    expect_status(1, "scripts/plot.sh $S/plot --out $S/none");
+    expect_words("error: cannot open |args.json");
+    write_scratch("plot/l2/alibi/version_00/results.json", "{\"passkey\": ");
+    expect_status(1, "scripts/plot.sh $S/plot/l2/*/version_00 --out $S/none");
+    expect_words("error: |alibi/version_00/results.json is not valid JSON");
+    assert_null(strstr(output, "Traceback"));
+    expect_folder("none", "");
+}
+
+// The curves of the priors' picture are those of the model: one program prints both, read back line by line.
+static void test_plotted_priors(void** state) {
+    (void)state;
+    static const double theta[][3] = {{0.3, 0.7, 0}, {-1, 1.2, 0.4}, {0.5, -0.3, -1.5}};
+    static const size_t heads[] = {1, 8, 12, 40}, distances[] = {0, 1, 4, 77, 2000};
+    expect_status(0,
+                  "cd scripts; python3 -B -c '\n"
+                  "import runs\n"
+                  "for theta in (0.3, 0.7, 0), (-1, 1.2, 0.4), (0.5, -0.3, -1.5):\n"
+                  "    print(*(runs.bam_prior(theta, d) for d in (0, 1, 4, 77, 2000)))\n"
+                  "for heads in 1, 8, 12, 40: print(*runs.alibi_slopes(heads))'");
+    char* at = output;
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t d = 0; d < 5; d++) {
+            assert_error_below(fabs(strtod(at, &at) / bam_value(theta[i], 0, 1, distances[d]) - 1), 1e-12);
+        }
+    }
+    for (size_t i = 0; i < 4; i++) {
+        for (size_t h = 0; h < heads[i]; h++) {
+            assert_error_below(fabs(strtod(at, &at) / alibi_slope(h, heads[i]) - 1), 1e-12);
+        }
+        assert_int_equal(*at++, '\n');
+    }
+    assert_string_equal(at, "");
+}
+
+int main(void) {
+    scratch_create();
+    setenv("S", scratch, 1);
+    setenv("OMP_NUM_THREADS", "1", 0);
+    const char* program = getenv("TRAIN_GPT");
+    setenv("TRAIN", program ? program : "./train_gpt", 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sweep_finishes_and_skips),
+        cmocka_unit_test(test_sweep_goes_on),
+        cmocka_unit_test(test_sweep_stops),
+        cmocka_unit_test(test_sweep_failures),
+        cmocka_unit_test(test_sweep_locks),
+        cmocka_unit_test(test_sweep_evaluates),
+        cmocka_unit_test(test_slurm),
+        cmocka_unit_test(test_published_command),
+        cmocka_unit_test(test_plot),
+        cmocka_unit_test(test_plotted_priors),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    free(output);
+    return failed;
+}
