@@ -21,7 +21,7 @@ endif
 
 PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 
-.PHONY: all help test bench clean format deps program-tests
+.PHONY: all help test bench clean format deps demo demo-all program-tests
 all: $(PROGRAMS)
 	@cat $(BUILD)/summary.txt
 
@@ -29,6 +29,8 @@ help:
 	@echo "make            build train_gpt and the dataset tools, print what was found"
 	@echo "make deps       install what is missing (scripts/install_deps.sh)"
 	@echo "make test       install what is missing, build and run every test"
+	@echo "make demo       train four encodings and see which finds a key far beyond its training length"
+	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
 	@echo "make format     clang-format all sources"
 	@echo "make clean      remove everything that was built"
@@ -104,6 +106,10 @@ test: deps
 
 bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train
 	@dev/bench.sh $(BUILD)
+
+demo demo-all: deps
+	@$(MAKE) --no-print-directory all
+	@scripts/demo.sh $(if $(filter demo-all,$@),--all)
 
 format:
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
