@@ -99,20 +99,25 @@ static void run_case(const char* size, const char* dtype, size_t first, size_t c
     double peak_gb = (double)usage.ru_maxrss * 1024 / 1e9;
     double ratios[MAX_STEPS];
     for (size_t n = 0; n < steps; n++) { ratios[n] = series[0].seconds[n] / series[1].seconds[n]; }
-    for (size_t e = 0; e < count; e++) {
+    if (count == 1) {
+        printf("%-4s %-9s %-10s peak memory %.2f GB\n", size, dtype, ENCODING_NAMES[first], peak_gb);
+        if (json) {
+            fprintf(json, "{\"bench\": \"memory\", \"size\": \"%s\", \"dtype\": \"%s\", \"peak_gb\": %.3f}\n", size, dtype,
+                    peak_gb);
+        }
+    }
+    for (size_t e = 0; count > 1 && e < count; e++) {
         double seconds = median(series[e].seconds, steps), mfu = median(series[e].mfu, steps);
-        printf("%-4s %-9s %-10s %8.0f ms %7.0f tok/s   mfu %5.1f %% of %4.0f GFLOP/s", size, dtype,
+        printf("%-4s %-9s %-10s %6.0f ms %6.0f tok/s  mfu %4.1f %% of %4.0f GFLOP/s", size, dtype,
                ENCODING_NAMES[first + e], 1e3 * seconds, ROWS / seconds, 100 * mfu, rate / 1e9);
-        if (count == 1) { printf("   peak %.2f GB", peak_gb); }
-        if (count == 2 && e == 0) { printf("   %.3f x nope", median(ratios, steps)); }
+        if (e == 0) { printf("  %.3f x nope", median(ratios, steps)); }
         printf("\n");
         if (!json) { continue; }
         fprintf(json,
                 "{\"bench\": \"train\", \"size\": \"%s\", \"dtype\": \"%s\", \"encoding\": \"%s\", \"ms\": %.1f, "
                 "\"tokens_per_second\": %.1f, \"mfu\": %.4f, \"matmul_gflops\": %.1f",
                 size, dtype, ENCODING_NAMES[first + e], 1e3 * seconds, ROWS / seconds, mfu, rate / 1e9);
-        if (count == 1) { fprintf(json, ", \"peak_gb\": %.3f", peak_gb); }
-        if (count == 2 && e == 0) { fprintf(json, ", \"ratio_to_nope\": %.4f", median(ratios, steps)); }
+        if (e == 0) { fprintf(json, ", \"ratio_to_nope\": %.4f", median(ratios, steps)); }
         fprintf(json, "}\n");
     }
     if (json) { fflush(json); }
