@@ -104,7 +104,7 @@ test: deps
 	@$(MAKE) --no-print-directory all
 	@BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh
 
-bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train
+bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train $(BUILD)/dev/bench_evaluate
 	@dev/bench.sh $(BUILD)
 
 demo demo-all: deps

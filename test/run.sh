@@ -55,10 +55,12 @@ if [ $# -gt 0 ]; then
 else
     names=$(basename -s .c test/test_*.c)
     warnings="-std=gnu11 -Wall -Wextra -Werror -Wno-unknown-pragmas -fsyntax-only"
-    check "train_gpt.cu as C++" "$CXX" -std=c++17 ${warnings#-std=gnu11 } -x c++ train_gpt.cu
+    for source in train_gpt.cu evaluate.c; do
+        check "$source as C++" "$CXX" -std=c++17 ${warnings#-std=gnu11 } -x c++ "$source"
+    done
     if command -v clang >/dev/null; then
         for source in llmc/*.c dataset/*.c; do check "clang $source" clang -march=native $warnings "$source"; done
-        check "clang train_gpt.cu" clang $warnings -x c train_gpt.cu
+        for source in train_gpt.cu evaluate.c; do check "clang $source" clang $warnings -x c "$source"; done
     fi
 fi
 for name in $names; do run "$name" "$BUILD" "$name" ""; done
