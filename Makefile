@@ -15,11 +15,16 @@ CXXFLAGS = -std=c++17 -O2 -g $(COMMON)
 LDLIBS = $(LIB_DNNL) $(LIB_SENTENCEPIECE) $(LIB_CJSON) $(OPENMP_LIBS) -lpthread -lm
 
 # What the machine has: HAVE_*, LIB_*, CONFIG_DEFINES. Found by compiling a line for each library.
-ifeq ($(filter help clean format,$(MAKECMDGOALS)),)
+# Not for goals that need no compiler, or that install it first.
+ifneq ($(filter-out help clean format deps test demo demo-all,$(or $(MAKECMDGOALS),all)),)
 include $(BUILD)/config.mk
 endif
 
 PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
+
+# One short line a file; `make V=1` shows whole commands.
+Q = $(if $(V),,@)
+say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
 .PHONY: all help test bench clean format deps demo demo-all program-tests
 all: $(PROGRAMS)
@@ -41,8 +46,9 @@ $(BUILD)/config.mk: scripts/detect.sh
 	@CC="$(CC)" CXX="$(CXX)" scripts/detect.sh $(BUILD)
 
 deps:
-	scripts/install_deps.sh
-	@rm -f $(BUILD)/config.mk
+	@scripts/install_deps.sh
+	@mkdir -p $(BUILD)
+	@CC="$(CC)" CXX="$(CXX)" scripts/detect.sh $(BUILD)
 
 # ---------------------------------------------------------------- library
 OPS = $(patsubst llmc/%.c,$(BUILD)/llmc/%.o,$(wildcard llmc/*.c))
@@ -50,11 +56,13 @@ TOKENIZER = $(BUILD)/llmc/tokenizer.o
 
 $(BUILD)/llmc/%.o: llmc/%.c $(BUILD)/config.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@ $<
+	@$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 
 $(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/config.mk
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) -c -o $@ $<
+	@$(call say,c++,$<)
+	$(Q)$(CXX) $(CXXFLAGS) -c -o $@ $<
 
 # ---------------------------------------------------------------- programs
 # The commit goes into every run's args.json; the file changes only when the commit does.
@@ -66,25 +74,30 @@ $(BUILD)/commit.txt: force
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/config.mk $(BUILD)/commit.txt
-	$(CC) $(CFLAGS) $(BUILD_INFO) -x c -c -o $@ $<
+	@$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) $(BUILD_INFO) -x c -c -o $@ $<
 
 $(BUILD)/%.o: %.c $(BUILD)/config.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@ $<
+	@$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 
 train_gpt evaluate: %: $(BUILD)/%.o $(OPS) $(TOKENIZER)
-	$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
+	@$(call say,link,$@)
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
 
 dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
-	$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
+	@$(call say,link,$@)
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
 
 # ---------------------------------------------------------------- tests and benchmarks
 TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
 $(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
-	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
+	@$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
 
 # these start the shipped programs
 PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \
@@ -95,8 +108,9 @@ program-tests:
 
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
-	$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
+	@$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
 
 .PRECIOUS: $(BUILD)/%.o
 

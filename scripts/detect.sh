@@ -90,4 +90,5 @@ if [ -n "$required" ]; then
     exit 1
 fi
 [ -z "$missing" ] || echo "  to install what is missing ($(echo $missing)): scripts/install_deps.sh" >>"$summary"
-mv "$config" "$build/config.mk"
+# The file changes only when what was found does, so that nothing is built again for it.
+if cmp -s "$config" "$build/config.mk"; then rm "$config"; else mv "$config" "$build/config.mk"; fi
