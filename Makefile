@@ -114,6 +114,10 @@ $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 
 .PRECIOUS: $(BUILD)/%.o
 
+ifeq ($(EMULATOR),yes)
+include test/emu/rules.mk
+endif
+
 test: deps
 	@$(MAKE) --no-print-directory all
 	@BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh

@@ -1,15 +1,27 @@
 /*
-The only place that chooses a backend: under nvcc every operator's .cuh, else the prototypes of ops.h,
-whose CPU versions are linked in. Everything above this file is the same for both.
+The only place that chooses a backend: under nvcc, or g++ with the emulator of test/emu, every operator's .cuh;
+else the prototypes of ops.h, whose CPU versions are linked in. Everything above this file is the same for all.
 */
 #ifndef BACKEND_H
 #define BACKEND_H
 
-#ifdef __CUDACC__
-#error "the CUDA operators are not part of this build; use a C compiler"
+// clang-format off: attention.cuh builds on what comes before it
+#if defined(__CUDACC__) || defined(CUDA_EMULATOR)
+#include "cuda_common.cuh"
+#include "copy.cuh"
+#include "embedding.cuh"
+#include "rmsnorm.cuh"
+#include "matmul.cuh"
+#include "swiglu.cuh"
+#include "posenc.cuh"
+#include "cross_entropy.cuh"
+#include "radam.cuh"
+#include "attention.cuh"
+#include "attention_backward.cuh"
 #else
 #include "cpu_common.h"
 #include "ops.h"
 #endif
+// clang-format on
 
 #endif

@@ -27,7 +27,7 @@ References: PTX ISA 8.0, sections 9.7.8 (cp.async), 9.7.12 (barriers), 9.7.13 (m
 
 // Dynamic shared memory, aligned to 128 bytes. One symbol for all kernels: an extern array declared with two
 // element types in one translation unit does not compile.
-#define DYN_SHARED(T, name)                                               \
+#define DYN_SHARED(T, name)                                                 \
     extern __shared__ __align__(128) unsigned char dynamic_shared_memory[]; \
     T* const name = reinterpret_cast<T*>(dynamic_shared_memory)
 #endif
@@ -47,8 +47,7 @@ __device__ __forceinline__ void mma_bf16_16816(float (&d)[4], const uint32_t (&a
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
         "{%10,%11,%12,%13};\n"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
-          "f"(c[3]));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 #endif
 }
 
@@ -59,17 +58,15 @@ __device__ __forceinline__ void mma_bf16_16816(float (&d)[4], const uint32_t (&a
 #define LDMATRIX_2(r, row, transposed, instruction) emu::ldmatrix(r, row, 2, transposed)
 #define LDMATRIX_4(r, row, transposed, instruction) emu::ldmatrix(r, row, 4, transposed)
 #else
-#define LDMATRIX_2(r, row, transposed, instruction)                       \
-    asm volatile("ldmatrix.sync.aligned.m8n8." instruction                \
-                 ".shared.b16 {%0,%1}, [%2];\n"                           \
-                 : "=r"(r[0]), "=r"(r[1])                                 \
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))) \
+#define LDMATRIX_2(r, row, transposed, instruction)                                       \
+    asm volatile("ldmatrix.sync.aligned.m8n8." instruction ".shared.b16 {%0,%1}, [%2];\n" \
+                 : "=r"(r[0]), "=r"(r[1])                                                 \
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))              \
                  : "memory")
-#define LDMATRIX_4(r, row, transposed, instruction)                       \
-    asm volatile("ldmatrix.sync.aligned.m8n8." instruction                \
-                 ".shared.b16 {%0,%1,%2,%3}, [%4];\n"                     \
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])         \
-                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))) \
+#define LDMATRIX_4(r, row, transposed, instruction)                                             \
+    asm volatile("ldmatrix.sync.aligned.m8n8." instruction ".shared.b16 {%0,%1,%2,%3}, [%4];\n" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                               \
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))                    \
                  : "memory")
 #endif
 
@@ -92,10 +89,10 @@ __device__ __forceinline__ void cp_async16(void* dst, const void* src, bool vali
 #ifdef CUDA_EMULATOR
     emu::cp_async(dst, src, 16, valid ? 16 : 0);
 #else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(dst))),
-                 "l"(src), "r"(valid ? 16 : 0)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(dst))),
+        "l"(src), "r"(valid ? 16 : 0)
+        : "memory");
 #endif
 }
 

@@ -18,7 +18,9 @@ Results are bitwise reproducible for the same build, sizes and thread count.
 
 #include "posenc.h"
 
-#ifdef __cplusplus
+// The CPU's operators are C functions; those of a CUDA build are C++ functions of its one translation unit, so
+// that a test can hold both.
+#if defined(__cplusplus) && !defined(__CUDACC__) && !defined(CUDA_EMULATOR)
 extern "C" {
 #endif
 
@@ -29,7 +31,7 @@ extern "C" {
 void embedding_forward(floatX* out, const int* tokens, const floatX* wte, const float* position, size_t B, size_t T,
                        size_t C);
 
-// dwte[V,C] += sum over rows n with tokens[n] == v of dout[n,C]. Accumulates, in the order of n.
+// dwte[V,C] += sum over rows n with tokens[n] == v of dout[n,C]. Accumulates, in a fixed order.
 void embedding_backward(float* dwte, const floatX* dout, const int* tokens, void* workspace, size_t N, size_t C,
                         size_t V);
 size_t embedding_workspace(size_t N, size_t V);  // bytes
@@ -183,7 +185,7 @@ void radam_update(float* master, floatX* copy, float* m, float* v, const float* 
 void adamw_update(float* master, floatX* copy, float* m, float* v, const float* gradient, const OptimizerStep* step,
                   size_t n);
 
-#ifdef __cplusplus
+#if defined(__cplusplus) && !defined(__CUDACC__) && !defined(CUDA_EMULATOR)
 }
 #endif
 

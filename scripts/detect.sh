@@ -83,6 +83,21 @@ else
     missing="$missing libcmocka-dev"
 fi
 
+cuda_include=${CUDA_HOME:-/usr/local/cuda}/include
+if links c++ '#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <cublasLt.h>
+#ifndef __x86_64__
+#error "the emulator is written for x86-64"
+#endif
+int main() { return 0; }' -isystem "$cuda_include" && command -v "${EMU_CXX:-g++}" >/dev/null; then
+    echo "EMULATOR = yes
+CUDA_INCLUDE = $cuda_include" >>"$config"
+    found "CUDA headers" "tests of the CUDA code in the emulator"
+else
+    found "CUDA headers" "missing (CUDA_HOME, x86-64, g++): the tests of the CUDA code are left out"
+fi
+
 echo "CONFIG_DEFINES =$defines" >>"$config"
 rm -rf "$tmp"
 if [ -n "$required" ]; then

@@ -10,6 +10,15 @@ materialises every row of weights. Inputs are rounded to floatX first, so what i
 // before cmocka, which makes a macro of `fail`
 #include "../llmc/attention.cuh"
 #include "../llmc/attention_backward.cuh"
+// clang-format off: cmocka needs these in this order, and does not say that it is C
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+extern "C" {
+#include <cmocka.h>
+}
+// clang-format on
 #include "test_util.h"
 
 enum { NO_BIAS, BIAS_INSIDE, BIAS_OUTSIDE };
@@ -54,9 +63,7 @@ static std::vector<float> random_values(size_t n, double scale, Random* random, 
 
 static void set_log_counts(Problem& p) {
     const size_t T = p.shape.T;
-    for (size_t n = 0; n < p.shape.B * T; n++) {
-        p.log_count[n] = ssmax_log_count(n % T - (size_t)p.start[n] + 1);
-    }
+    for (size_t n = 0; n < p.shape.B * T; n++) { p.log_count[n] = ssmax_log_count(n % T - (size_t)p.start[n] + 1); }
 }
 
 static Problem make_problem(const Shape& s, uint64_t seed) {

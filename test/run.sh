@@ -28,19 +28,19 @@ check() {
     [ $f -eq 0 ] || tail -n 30 "$BUILD/test/check.log"
 }
 
-# run LABEL BUILD NAME FLAGS: builds and runs one cmocka program and adds up its counts. A program that dies, or
-# that reports no test at all, counts as one failure.
+# run LABEL BUILD TARGET FLAGS: builds and runs one cmocka program, such as test/test_options, and adds up its counts.
+# A program that dies, or that reports no test at all, counts as one failure.
 run() {
-    label=$1 build=$2 name=$3 started=$(date +%s)
-    log=$build/test/$name.log
-    mkdir -p "$build/test"
-    if ! make -s -j "$(nproc)" BUILD="$build" EXTRA_CFLAGS="$4" "$build/test/$name" >"$log" 2>&1; then
+    label=$1 program=$2/$3 started=$(date +%s)
+    log=$program.log
+    mkdir -p "${program%/*}"
+    if ! make -s -j "$(nproc)" BUILD="$2" EXTRA_CFLAGS="$4" "$program" >"$log" 2>&1; then
         failed=$((failed + 1))
         report "$label" 0 1
         tail -n 30 "$log"
         return
     fi
-    "$build/test/$name" >"$log" 2>&1
+    "$program" >"$log" 2>&1
     status=$?
     p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' "$log" | awk '{s += $1} END {print s + 0}')
     f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test.*/\1/p' "$log" | awk '{s += $1} END {print s + 0}')
@@ -50,10 +50,32 @@ run() {
     [ "$f" -eq 0 ] || tail -n 40 "$log"
 }
 
+# run_emulated NAME: a CUDA test on the CPU, in every build of test/emu and, where there are operators, precision. The
+# plain build repeats it in several orders of the threads, unless the test sets the order itself.
+run_emulated() {
+    source=test/$1.cu seeds="0 1 2 3" precisions=""
+    if grep -q 'config().seed =' "$source"; then seeds=0; fi
+    if grep -q 'PRECISION_FP32\|floatX' "$source"; then precisions=_fp32; fi
+    for precision in "" $precisions; do
+        for seed in $seeds; do
+            export EMU_SEED="$seed" EMU_PROTECT=1
+            run "$1 (emulated$precision, order $seed)" "$BUILD" "emu/plain$precision/$1" ""
+        done
+        unset EMU_SEED EMU_PROTECT
+        run "$1 (emulated$precision, asan)" "$BUILD" "emu/asan$precision/$1" ""
+        run "$1 (emulated$precision, races)" "$BUILD" "emu/race$precision/$1" ""
+    done
+}
+
+cuda_names=""
 if [ $# -gt 0 ]; then
-    names=$*
+    names=""
+    for name in "$@"; do
+        if [ -f "test/$name.cu" ]; then cuda_names="$cuda_names $name"; else names="$names $name"; fi
+    done
 else
     names=$(basename -s .c test/test_*.c)
+    cuda_names=$(basename -s .cu test/test_*.cu)
     warnings="-std=gnu11 -Wall -Wextra -Werror -Wno-unknown-pragmas -fsyntax-only"
     for source in train_gpt.cu evaluate.c; do
         check "$source as C++" "$CXX" -std=c++17 ${warnings#-std=gnu11 } -x c++ "$source"
@@ -63,11 +85,16 @@ else
         for source in train_gpt.cu evaluate.c; do check "clang $source" clang $warnings -x c "$source"; done
     fi
 fi
-for name in $names; do run "$name" "$BUILD" "$name" ""; done
+for name in $names; do run "$name" "$BUILD" "test/$name" ""; done
 for name in $names; do
     case " $PROGRAM_TESTS " in *" $name "*) continue ;; esac
-    run "$name (sanitized)" "$BUILD/sanitize" "$name" "$SANITIZE"
+    run "$name (sanitized)" "$BUILD/sanitize" "test/$name" "$SANITIZE"
 done
+if grep -q '^EMULATOR = yes' "$BUILD/config.mk"; then
+    for name in $cuda_names; do run_emulated "$name"; done
+else
+    echo "the tests of the CUDA code are LEFT OUT, not counted: no CUDA headers (set CUDA_HOME), x86-64 or g++"
+fi
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -1,0 +1,48 @@
+# CUDA tests on the CPU: every test/test_*.cu in three builds, see README.md. Included by the Makefile where
+# scripts/detect.sh found the CUDA headers. The program NAME is $(BUILD)/emu/BUILD/NAME with BUILD one of plain, asan,
+# race; plain_fp32, asan_fp32 and race_fp32 are the same with `make PRECISION=fp32`'s type of weights.
+
+EMU_CXX ?= g++
+EMU_TESTS = $(patsubst test/%.cu,%,$(wildcard test/test_*.cu))
+EMU_SOURCES = $(wildcard test/emu/*.cpp)
+EMU_FLAGS = $(CXXFLAGS) -g1 -Wno-unknown-pragmas -DCUDA_EMULATOR -isystem $(CUDA_INCLUDE)
+EMU_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+# of the emulator itself, of the test, of the linker
+emu_flags_plain =
+emu_test_flags_plain =
+emu_link_plain =
+emu_flags_asan = $(EMU_SANITIZE)
+emu_test_flags_asan = $(EMU_SANITIZE)
+emu_link_asan = $(EMU_SANITIZE)
+# not linked with -fsanitize=thread: checker.cpp stands in for that runtime, and addr2line wants fixed addresses
+emu_flags_race = -DEMU_RACE
+emu_test_flags_race = -DEMU_RACE -fsanitize=thread --param tsan-instrument-func-entry-exit=0
+emu_link_race = -no-pie
+
+# $(call EMU_OBJECTS,build)
+define EMU_OBJECTS
+$(BUILD)/emu/$(1)/%.o: test/emu/%.cpp $(BUILD)/config.mk
+	@mkdir -p $$(@D)
+	$$(EMU_CXX) $$(EMU_FLAGS) $$(emu_flags_$(1)) -c -o $$@ $$<
+
+.PRECIOUS: $(BUILD)/emu/$(1)/%.o
+endef
+
+# $(call EMU_PROGRAM,folder,build,flags)
+define EMU_PROGRAM
+$(BUILD)/emu/$(1)/test_%: test/test_%.cu $(EMU_SOURCES:test/emu/%.cpp=$(BUILD)/emu/$(2)/%.o) $(OPS) $(TOKENIZER)
+	@mkdir -p $$(@D)
+	$$(EMU_CXX) $$(EMU_FLAGS) $$(emu_test_flags_$(2)) $(3) -MT $$@ -x c++ -c -o $$@.o $$<
+	$$(EMU_CXX) $$(emu_link_$(2)) -o $$@ $$@.o $$(filter %.o,$$^) $$(LDLIBS) -lcmocka
+endef
+
+$(foreach build,plain asan race,$(eval $(call EMU_OBJECTS,$(build))))
+$(foreach build,plain asan race,$(eval $(call EMU_PROGRAM,$(build),$(build),)))
+$(foreach build,plain asan race,$(eval $(call EMU_PROGRAM,$(build)_fp32,$(build),-DPRECISION_FP32)))
+
+.PHONY: emu-tests
+emu-tests:
+	@echo $(EMU_TESTS)
+
+-include $(wildcard $(BUILD)/emu/*/*.d)

@@ -1,0 +1,178 @@
+/*
+The rest of the CUDA runtime: streams, events, the description of the device. Everything runs in order and at once;
+the emulated device calls itself an sm_90 with four multiprocessors.
+*/
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "emulator.h"
+
+enum { MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32, RESERVED_SHARED = 1024 };
+
+static cudaError_t ok() { return emu::set_error(cudaSuccess); }
+
+extern "C" {
+
+// ----------------------------------------------------------------------------
+// errors
+
+const char* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
+        case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        default: return "unrecognized error code";
+    }
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+        case cudaErrorLaunchFailure: return "unspecified launch failure";
+        default: return "unrecognized error code";
+    }
+}
+
+// ----------------------------------------------------------------------------
+// streams and events
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+    *stream = static_cast<cudaStream_t>(malloc(1));
+    return ok();
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    free(static_cast<void*>(stream));
+    return ok();
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return ok(); }
+cudaError_t cudaStreamQuery(cudaStream_t) { return ok(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return ok(); }
+cudaError_t cudaDeviceSynchronize() { return ok(); }
+
+// An event is the time at which it was recorded.
+static timespec* time_of(cudaEvent_t event) { return reinterpret_cast<timespec*>(event); }
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+    *event = static_cast<cudaEvent_t>(calloc(1, sizeof(timespec)));
+    return ok();
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    free(static_cast<void*>(event));
+    return ok();
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    clock_gettime(CLOCK_MONOTONIC, time_of(event));
+    return ok();
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return ok(); }
+cudaError_t cudaEventQuery(cudaEvent_t) { return ok(); }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    const timespec *a = time_of(start), *b = time_of(end);
+    double ns = static_cast<double>(b->tv_nsec - a->tv_nsec);
+    *milliseconds = static_cast<float>(1e3 * static_cast<double>(b->tv_sec - a->tv_sec) + 1e-6 * ns);
+    return ok();
+}
+
+// ----------------------------------------------------------------------------
+// the device
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = 1;
+    return ok();
+}
+cudaError_t cudaSetDevice(int device) { return emu::set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return ok();
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return ok();
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = CUDART_VERSION;
+    return ok();
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
+    if (device != 0) { return emu::set_error(cudaErrorInvalidDevice); }
+    memset(static_cast<void*>(p), 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "CUDA emulator");
+    p->totalGlobalMem = emu::config().memory;
+    p->sharedMemPerBlock = emu::DEFAULT_SHARED;
+    p->sharedMemPerBlockOptin = emu::config().smem_limit;
+    p->sharedMemPerMultiprocessor = emu::config().smem_limit + RESERVED_SHARED;
+    p->regsPerBlock = p->regsPerMultiprocessor = 65536;
+    p->warpSize = emu::WARP;
+    p->maxThreadsPerBlock = emu::MAX_THREADS;
+    p->maxThreadsPerMultiProcessor = THREADS_PER_MULTIPROCESSOR;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = emu::MAX_THREADS;
+    p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7fffffff;
+    p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = 9;
+    p->multiProcessorCount = MULTIPROCESSORS;
+    p->l2CacheSize = 50 << 20;
+    p->memoryBusWidth = 5120;
+    return ok();
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr attribute, int device) {
+    struct cudaDeviceProp p;
+    cudaError_t error = cudaGetDeviceProperties(&p, device);
+    if (error != cudaSuccess) { return error; }
+    switch (attribute) {
+        case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; return ok();
+        case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); return ok();
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); return ok();
+        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+            *value = static_cast<int>(p.sharedMemPerMultiprocessor);
+            return ok();
+        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; return ok();
+        case cudaDevAttrComputeCapabilityMajor: *value = p.major; return ok();
+        case cudaDevAttrComputeCapabilityMinor: *value = p.minor; return ok();
+        case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; return ok();
+        case cudaDevAttrMemoryClockRate: *value = 2619000; return ok();  // kHz, of an H100
+        case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; return ok();
+        case cudaDevAttrClockRate: *value = 1980000; return ok();
+        default: return emu::set_error(cudaErrorInvalidValue);
+    }
+}
+
+// By threads and shared memory; registers are unknown here.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int threads,
+                                                                   size_t dynamic_bytes, unsigned) {
+    *blocks = 0;
+    if (threads <= 0 || threads > emu::MAX_THREADS) { return emu::set_error(cudaErrorInvalidValue); }
+    int warps = (threads + emu::WARP - 1) / emu::WARP;
+    int by_threads = THREADS_PER_MULTIPROCESSOR / (warps * emu::WARP);
+    size_t shared = emu::config().smem_limit + RESERVED_SHARED;
+    int by_shared = static_cast<int>(shared / (dynamic_bytes + RESERVED_SHARED));
+    *blocks = min(min(by_threads, by_shared), static_cast<int>(BLOCKS_PER_MULTIPROCESSOR));
+    return ok();
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int threads,
+                                                          size_t dynamic_bytes) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, dynamic_bytes, 0);
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* a, const void* function) {
+    memset(static_cast<void*>(a), 0, sizeof *a);
+    a->maxThreadsPerBlock = emu::MAX_THREADS;
+    a->maxDynamicSharedSizeBytes = static_cast<int>(emu::shared_memory_limit(function));
+    return ok();
+}
+
+}  // extern "C"
