@@ -16,7 +16,7 @@ static inline void make_shard(const char* name, const ShardInfo* info, const uin
     Folder folder;
     ShardInfo whole = *info;
     memset(&folder, 0, sizeof folder);
-    snprintf(folder.path, sizeof folder.path, "%.30s/data/%.20s", scratch, name);
+    snprintf(folder.path, sizeof folder.path, "%.80s/data/%.40s", scratch, name);
     make_directories(folder.path);
     whole.token_count = count;
     write_shard(&folder, "part_0000.bin", &whole, tokens);

@@ -17,7 +17,7 @@ enum { VOCAB_U16 = 60000, VOCAB_U32 = 1 << 20 };
 // folders of shards
 
 typedef struct {
-    char path[64];
+    char path[128];
     size_t tokens, shards;
 } Folder;
 
