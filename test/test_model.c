@@ -12,6 +12,15 @@ recomputation, gradient accumulation, the key/value cache, packed documents.
 
 #define FIXTURES "test/fixtures"
 
+// The CPU chooses its precision at run time; a CUDA build has one.
+#if defined(__CUDACC__) || defined(CUDA_EMULATOR)
+static const char* const DEVICE = "cuda";
+static const bool HAS_FP32 = sizeof(floatX) == sizeof(float), HAS_BF16 = sizeof(floatX) != sizeof(float);
+#else
+static const char* const DEVICE = "cpu";
+static const bool HAS_FP32 = true, HAS_BF16 = true;
+#endif
+
 typedef struct {
     char* path;
     SafeTensors file;
@@ -168,7 +177,12 @@ typedef struct {
     Tolerance gradients;
 } Precisions;
 static const Precisions FP32 = {2e-6, 1e-6, {1e-5, 1e-4, true, 0}};
+#if defined(__CUDACC__) || defined(CUDA_EMULATOR)
+// Here activations, the residual stream and their gradients are stored in bf16 too, once per operator.
+static const Precisions BF16 = {3e-2, 5e-3, {5e-2, 1.2e-1, false, 0}};
+#else
 static const Precisions BF16 = {2e-2, 2e-3, {2e-2, 5e-2, false, 0}};
+#endif
 
 static void check_forward_backward(const Case* c, const Precisions* allowed) {
     Model model = model_of(c, MODE_TRAIN, c->B, 1);
@@ -199,14 +213,16 @@ static void check_bf16(const Case* c) { check_forward_backward(c, &BF16); }
 
 static void test_oracle_fp32(void** state) {
     (void)state;
+    if (!HAS_FP32) { skip(); }
     for_each_case(check_fp32);
 }
 
 static void test_oracle_bf16(void** state) {
     (void)state;
-    backend_init("cpu", "bfloat16");
+    if (!HAS_BF16) { skip(); }
+    backend_init(DEVICE, "bfloat16");
     for_each_case(check_bf16);
-    backend_init("cpu", "float32");
+    if (HAS_FP32) { backend_init(DEVICE, "float32"); }
 }
 
 static UpdateSettings settings_of(const Case* c) {
@@ -238,7 +254,10 @@ static void check_steps(const Case* c) {
         s.gradient_scale = norm + 1e-6 > clip ? clip / (norm + 1e-6) : 1.0;
         model_update(&model, &s);
         if (s.step == 3) { check_tensors(c, &model, model.master, "step3", tolerance); }
-        if (s.step == 8) { check_tensors(c, &model, model.master, "step8", tolerance); }
+        if (s.step == 8) {
+            tolerance.matrices *= 3, tolerance.heads *= 3;  // rounding differences grow from step to step
+            check_tensors(c, &model, model.master, "step8", tolerance);
+        }
     }
     free(losses);
     model_free(&model);
@@ -246,6 +265,7 @@ static void check_steps(const Case* c) {
 
 static void test_optimizer_steps(void** state) {
     (void)state;
+    if (!HAS_FP32) { skip(); }
     for_each_case(check_steps);
 }
 
@@ -278,7 +298,7 @@ static void check_recompute(const Case* c) {
     for (size_t i = 0; i < shape.param_count; i++) {
         difference += pow((double)split[i] - kept[i], 2), square += pow(kept[i], 2);
     }
-    assert_error_below(sqrt(difference / square), 1e-6);
+    assert_error_below(sqrt(difference / square), HAS_FP32 ? 1e-6 : 2e-2);
     free(kept);
     free(again);
     free(split);
@@ -304,8 +324,8 @@ static void check_cache(const Case* c) {
                 size_t at = cache.length, n = c->T - at < chunks[k] ? c->T - at : chunks[k];
                 model_prefill(&model, &cache, c->tokens + b * c->T + at, n);
                 float* logits = all_logits(&model, n);
-                // one row of products may be summed in another order than many
-                assert_error_below(relative_error(logits, want + at * V, n * V), 3e-6);
+                // in fp32 one row of products may be summed in another order than many
+                assert_error_below(relative_error(logits, want + at * V, n * V), HAS_FP32 ? 3e-6 : 2e-2);
                 free(logits);
             }
             kv_cache_free(&cache);
@@ -335,7 +355,7 @@ static void check_packed(const Case* c) {
     float* alone = all_logits(&model, T - start);
     double* want = (double*)xcalloc((T - start) * V, sizeof(double));
     for (size_t i = 0; i < (T - start) * V; i++) { want[i] = packed[start * V + i]; }
-    assert_error_below(relative_error(alone, want, (T - start) * V), 3e-6);
+    assert_error_below(relative_error(alone, want, (T - start) * V), HAS_FP32 ? 3e-6 : 2e-2);
     free(packed);
     free(alone);
     free(want);
@@ -348,7 +368,7 @@ static void test_packed_documents(void** state) {
 }
 
 int main(void) {
-    backend_init("cpu", "float32");
+    backend_init(DEVICE, HAS_FP32 ? "float32" : "bfloat16");
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_oracle_fp32),
         cmocka_unit_test(test_oracle_bf16),

@@ -10,7 +10,13 @@ a call ends the program with one line of the right content.
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 #include <cmocka.h>
+#ifdef __cplusplus
+}
+#endif
 // clang-format on
 #include <fcntl.h>
 #include <math.h>
