@@ -186,7 +186,8 @@ static void plan_perplexity(Evaluation* e) {
     cJSON* configuration = perplexity_configuration(e);
     int place = results_find_perplexity(e->results, configuration);
     const cJSON* old = place < 0 ? NULL : cJSON_GetArrayItem(results_array(e->results, "perplexity"), place);
-    bool same = old && cJSON_Compare(cJSON_GetObjectItemCaseSensitive(old, "of"), e->of, true) &&
+    bool same = old && results_perplexity_is_whole(old) &&
+                cJSON_Compare(cJSON_GetObjectItemCaseSensitive(old, "of"), e->of, true) &&
                 cJSON_Compare(cJSON_GetObjectItemCaseSensitive(old, "articles"),
                               cJSON_GetObjectItemCaseSensitive(configuration, "articles"), true);
     e->perplexity_wanted = a->force || !same;
@@ -567,6 +568,7 @@ static void release(Evaluation* e) {
 int main(int argc, char** argv) {
     static Evaluation evaluation;
     Evaluation* e = &evaluation;
+    signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     read_arguments(e, argc, argv);
     backend_init(e->args.device, e->args.dtype);
     open_run(e);

@@ -3,6 +3,7 @@ Trains a language model: options, data, training loop. No mathematics: that is i
 operators. This is the CUDA translation unit; it also builds for the CPU with `cc -x c`.
 */
 #include <signal.h>
+#include <sys/file.h>
 
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
@@ -201,12 +202,22 @@ static cJSON* dataset_args_json(const Trainer* t) {
     return o;
 }
 
+// Two programs on one run would mix their logs and remove each other's checkpoints. The lock ends with the process.
+static void lock_run_folder(const char* folder) {
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) { fatal("%s: %s; check that the folder exists and is readable", folder, strerror(errno)); }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        fatal("%s: another train_gpt is at this run; wait for it or stop it", folder);
+    }
+}
+
 // A resumed run goes on in its own folder; a new one, or a new phase, gets the next free number.
 static void open_run_folder(Trainer* t) {
     const TrainArgs* a = &t->args;
     bool same_run = a->checkpoint && !a->reset_steps;
     t->folder = same_run ? checkpoint_run_folder(a->checkpoint)
                          : run_folder_create(a->log_dir, a->model_size, a->position_encoding);
+    lock_run_folder(t->folder);
     char device[256];
     backend_describe(device, sizeof device);
     cJSON* build = build_info();
@@ -398,6 +409,7 @@ static void train(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer;
     Trainer* t = &trainer;
+    signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     t->rank = 0, t->ranks = 1;
     read_arguments(t, argc, argv);
     backend_init(t->args.device, t->args.dtype);

@@ -227,6 +227,7 @@ static void on_signal(int number) { interrupted = number; }
 
 static void watch_signals(void) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (signal(numbers[i], on_signal) == SIG_IGN) { signal(numbers[i], SIG_IGN); }
     }

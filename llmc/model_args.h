@@ -58,6 +58,15 @@ static inline double model_arg_number(const cJSON* o, const char* path, const ch
     fatal("%s: model_args.%s is missing or not a number; the run folder is damaged or of another program", path, name);
 }
 
+// A whole number; `standard` where it is missing, unless that is 0.
+static inline size_t model_arg_size(const cJSON* o, const char* path, const char* name, size_t standard) {
+    double x = model_arg_number(o, path, name, standard > 0 ? (double)standard : -1);
+    if (!(x >= 1 && x <= 1e12 && x == floor(x))) {
+        fatal("%s: model_args.%s = %g, expected a whole number from 1; the run folder is damaged", path, name, x);
+    }
+    return (size_t)x;
+}
+
 static inline const char* model_arg_text(const cJSON* o, const char* name, const char* standard) {
     const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, name);
     return cJSON_IsString(item) ? item->valuestring : standard;
@@ -72,12 +81,13 @@ static inline bool model_arg_bool(const cJSON* o, const char* name, bool standar
 static inline ModelConfig model_config_from_json(const cJSON* o, const char* encoding, int bos, const char* path) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
-    c.C = (size_t)model_arg_number(o, path, "dim", -1);
-    c.L = (size_t)model_arg_number(o, path, "n_layers", -1);
-    c.NH = (size_t)model_arg_number(o, path, "n_heads", -1);
-    c.NKV = (size_t)model_arg_number(o, path, "n_kv_heads", (double)c.NH);
-    c.V = (size_t)model_arg_number(o, path, "vocab_size", -1);
-    c.F = (size_t)(model_arg_number(o, path, "ffn_dim_multiplier", 2) * (double)c.C);
+    c.C = model_arg_size(o, path, "dim", 0);
+    c.L = model_arg_size(o, path, "n_layers", 0);
+    c.NH = model_arg_size(o, path, "n_heads", 0);
+    c.NKV = model_arg_size(o, path, "n_kv_heads", c.NH);
+    c.V = model_arg_size(o, path, "vocab_size", 0);
+    double multiplier = model_arg_number(o, path, "ffn_dim_multiplier", 2);
+    c.F = multiplier > 0 && multiplier < 1e6 ? (size_t)(multiplier * (double)c.C) : 0;
     c.bos = bos;
     if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) {
         fatal("%s: unknown position_encoding '%s'", path, encoding);

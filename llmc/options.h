@@ -549,7 +549,7 @@ static inline char* option_help_text(const Options* o, const Option* r) {
 
 static inline void options_print_help(const Options* o, FILE* f) {
     static const char* const kinds[] = {"", " TEXT", " WORD", " N", " X", "", "", " TEXT,...", " N,..."};
-    fprintf(f, "usage: %s [--flag VALUE | --flag=VALUE | --switch | --no-switch]...\n", o->program);
+    fprintf(f, "usage: %s [--flag VALUE | --flag=VALUE | --[no-]switch]...\n", o->program);
     option_print_wrapped(f, 0, 0, o->summary);
     for (size_t i = 0; i < o->count; i++) {
         const Option* r = &o->rows[i];

@@ -36,7 +36,13 @@ static inline OutputFile output_open(const char* path) {
     return o;
 }
 
+// Ends the program when the disk has refused something.
+static inline void output_check(const OutputFile* o) {
+    if (ferror(o->file)) { fatal("%s: cannot write: %s; free space or choose another place", o->path, strerror(errno)); }
+}
+
 static inline void output_close(OutputFile* o) {
+    output_check(o);
     bool good = fflush(o->file) == 0 && !ferror(o->file) && fsync(fileno(o->file)) == 0;
     good = fclose(o->file) == 0 && good;
     if (!good || rename(o->temporary, o->path) != 0) {

@@ -140,6 +140,17 @@ static inline bool results_same_perplexity(const cJSON* a, const cJSON* b) {
     return true;
 }
 
+// Whether an entry has every value that is printed of it.
+static inline bool results_perplexity_is_whole(const cJSON* entry) {
+    static const char* const arrays[] = {"perplexity", "positions", "standard_error"};
+    int count = cJSON_GetArraySize(results_array(entry, "perplexity"));
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        const cJSON* array = results_array(entry, arrays[i]);
+        if (!cJSON_IsArray(array) || cJSON_GetArraySize(array) != count) { return false; }
+    }
+    return count > 0 && cJSON_IsNumber(cJSON_GetObjectItemCaseSensitive(entry, "mean"));
+}
+
 // The place of the entry of this configuration, -1 if there is none.
 static inline int results_find_perplexity(const cJSON* root, const cJSON* configuration) {
     int i = 0;

@@ -96,6 +96,7 @@ static inline void score_write(OutputFile* out, size_t document, const int* ids,
     for (size_t i = 1; i < count; i++) {
         fprintf(out->file, "%zu,%zu,%d,%s\n", document, i, ids[i], csv_number(number, -(double)losses[i - 1]));
     }
+    output_check(out);
 }
 
 #endif

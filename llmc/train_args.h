@@ -81,7 +81,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Optimisation"),
         option_required(OPT_SIZE(a->num_iterations, NULL, 1, 1e12, "optimiser steps")),
         OPT_CHOICE(a->optimizer, "radam", "radam adamw", "both with decoupled weight decay"),
-        OPT_DOUBLE(a->learning_rate, "1e-4", 0, 1e6, "peak learning rate"),
+        OPT_DOUBLE(a->learning_rate, "1e-4", 1e-30, 1e6, "peak learning rate"),
         OPT_CHOICE(a->lr_scheduler, "cosine", "cosine linear wsd constant", "learning rate after the warm-up"),
         OPT_SIZE(a->warmup_iters, "0", 0, 1e12, "steps of linear warm-up"),
         OPT_DOUBLE(a->learning_rate_decay_frac, "1", 0, 1, "share of the learning rate that is left at the end"),

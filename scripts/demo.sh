@@ -18,15 +18,16 @@ started=$(date +%s)
 step() { printf '\n== %s (%d s)\n' "$1" $(($(date +%s) - started)); }
 
 mkdir -p data
-if [ ! -d data/demo ]; then
+if [ ! -e data/demo/demo_000000.bin ]; then
     step "a tokenizer of whole words and single digits"
-    dataset/synthetic --vocabulary_text --out data/demo_vocabulary.txt
+    dataset/synthetic --vocabulary_text --out data/demo_vocabulary.txt --overwrite
     spm_train --input=data/demo_vocabulary.txt --model_prefix=data/demo --model_type=unigram --vocab_size=200 \
         --hard_vocab_limit=false --split_digits --character_coverage=1 --unk_id=0 --bos_id=1 --eos_id=2 \
         --minloglevel=1
     step "documents with a passkey, and repeated strings of digits"
     # keys whose digits sum to a multiple of 10 are held out for the evaluation
-    dataset/synthetic --bytes 24_000_000 --sequence_length $length --tokenizer data/demo.model --out data/demo.txt
+    dataset/synthetic --bytes 24_000_000 --sequence_length $length --tokenizer data/demo.model \
+        --out data/demo.txt --overwrite
     dataset/prepare data/demo.txt --tokenizer data/demo.model --out data/demo
 fi
 
@@ -40,7 +41,8 @@ scripts/sweep.sh --encodings "$encodings" --sizes l2 --jobs "$jobs" --log_dir lo
             --passkey_seq_lens 128,256,512,1024,2048,4096"
 
 step "keys found, by the length of the text"
-runs=$(echo "$encodings" | tr ',' '\n' | sed 's|.*|logs/demo/l2/&/version_00|')
+# the runs of these flags: an earlier demo with others may have taken version_00
+runs=$(awk -F , 'NR > 1 { print $3 }' logs/demo/sweep/summary.csv)
 python3 scripts/passkey_table.py $runs
 # shellcheck disable=SC2086  # one word per run
 scripts/plot.sh $runs --out plots/demo --only passkey,priors

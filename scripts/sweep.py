@@ -125,16 +125,16 @@ class Settings:
 
     def is_same_run(self, run):
         """Does a run's args.json agree with the flags given for train_gpt?"""
+        given = {}  # of a flag given twice train_gpt takes the last
         for name, words in self.train_flags:
             value = words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:])
             name = ALIASES.get(name, name)
             if name.startswith("no-"):
                 name, value = name[3:], "false"
-            if name in HOW_TO_RUN:
-                continue
-            if name not in run.args or not same_value(run.args[name], value):  # an unknown flag: train_gpt refuses it
-                return False
-        return True
+            if name not in HOW_TO_RUN:
+                given[name] = value
+        # an unknown flag: train_gpt refuses it
+        return all(name in run.args and same_value(run.args[name], value) for name, value in given.items())
 
 
 def same_value(saved, given):
@@ -249,6 +249,8 @@ class Cell:
         lines = [line.strip() for line in self.output().splitlines()[1:] if line.strip()]
         errors = [line for line in lines if line.startswith("error:")]
         reason = (errors or lines or ["no output"])[-1]
+        if status == 0:
+            reason += f" (it ended well, but {self.folder} has no finished run of these flags)"
         self.error = f"killed by signal {-status}: {reason}" if status < 0 else reason
         self.state = "failed"
 

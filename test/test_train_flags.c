@@ -73,7 +73,7 @@ static const struct {
     {STEP " --num_iterations 1.5", "--num_iterations: found '1.5'"},
     {STEP " --num_iterations 10x", "--num_iterations: found '10x'"},
     {STEP " --batch_size 0", "--batch_size: found '0'"},
-    {STEP " --learning_rate 0", "learning rate 0"},
+    {STEP " --learning_rate 0", "--learning_rate: found '0'"},
     {STEP " --learning_rate nan", "--learning_rate: found 'nan'"},
     {STEP " --learning_rate -1", "--learning_rate: found '-1'"},
     {STEP " --learning_rate_decay_frac 1.5", "--learning_rate_decay_frac: found '1.5'|from 0 to 1"},
