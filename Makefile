@@ -1,5 +1,6 @@
 # bam.c: `make` builds the programs, `make help` lists everything else.
-# Settings, on the command line or in the environment: CC, CXX, ARCH (native), EXTRA_CFLAGS, BUILD (build).
+# Settings, on the command line or in the environment: CC, CXX, ARCH (native), EXTRA_CFLAGS, BUILD (build), BACKEND
+# (cpu, or cuda where there are nvcc and a GPU); for CUDA also PRECISION (bf16, fp32) and CUDA_ARCHS (80 90 100).
 
 MAKEFLAGS += --no-builtin-rules
 BUILD ?= build
@@ -28,6 +29,7 @@ say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
 .PHONY: all help test bench clean format deps demo demo-all program-tests
 all: $(PROGRAMS)
+	@echo "bam.c is built for $(if $(filter cuda,$(BACKEND)),CUDA$(comma) $(PRECISION)$(comma),the CPU) with"
 	@cat $(BUILD)/summary.txt
 
 help:
@@ -37,6 +39,8 @@ help:
 	@echo "make demo       train four encodings and see which finds a key far beyond its training length"
 	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
+	@echo "make cuda       build for CUDA (CUDA_ARCHS=\"80 90 100\", PRECISION=bf16 or fp32); scripts/gpu_check.sh tests it"
+	@echo "make ptxas      registers, spills, shared memory and occupancy of every CUDA kernel against their budgets"
 	@echo "make format     clang-format all sources"
 	@echo "make clean      remove everything that was built"
 	@echo "settings        CC=$(CC) CXX=$(CXX) ARCH=$(ARCH) BUILD=$(BUILD) EXTRA_CFLAGS=$(EXTRA_CFLAGS)"
@@ -82,9 +86,20 @@ $(BUILD)/%.o: %.c $(BUILD)/config.mk
 	@$(call say,cc,$<)
 	$(Q)$(CC) $(CFLAGS) -c -o $@ $<
 
-train_gpt evaluate: %: $(BUILD)/%.o $(OPS) $(TOKENIZER)
+# The programs are made again when the backend has changed since.
+$(BUILD)/backend.txt: force
+	@mkdir -p $(BUILD)
+	@echo "$(BACKEND)" >$@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+ifeq ($(BACKEND),cuda)
+train_gpt evaluate: %: $(BUILD)/cuda/% $(BUILD)/backend.txt
+	@cp -f $< $@
+else
+train_gpt evaluate: %: $(BUILD)/%.o $(OPS) $(TOKENIZER) $(BUILD)/backend.txt
 	@$(call say,link,$@)
-	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $(filter %.o,$^) $(LDLIBS)
+endif
 
 dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
 	@$(call say,link,$@)
@@ -118,9 +133,18 @@ ifeq ($(EMULATOR),yes)
 include test/emu/rules.mk
 endif
 
+ifneq ($(NVCC),)
+include scripts/cuda.mk
+else
+.PHONY: cuda cuda-tests ptxas
+cuda cuda-tests ptxas:
+	@echo "error: no nvcc found; install the CUDA toolkit, put nvcc into PATH or set CUDA_HOME" >&2; exit 1
+endif
+
+# the programs' tests know the answers of the CPU
 test: deps
-	@$(MAKE) --no-print-directory all
-	@BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh
+	@$(MAKE) --no-print-directory BACKEND=cpu all
+	@BACKEND=cpu BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh
 
 bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train $(BUILD)/dev/bench_evaluate
 	@dev/bench.sh $(BUILD)

@@ -25,17 +25,17 @@ typedef struct {
     DataLoader loader;
     ModelConfig config;
     Model model;
-    Tokenizer* tokenizer;    // NULL when nothing is sampled
-    TokenList prompt;        // of samples, BOS included
+    Tokenizer* tokenizer;  // NULL when nothing is sampled
+    TokenList prompt;      // of samples, BOS included
     Schedule schedule;
     RunState state;
     char* folder;
     RunLogs logs;
-    FILE* batch_log;         // NULL unless --debug_batches
+    FILE* batch_log;  // NULL unless --debug_batches
     StepTimer timer;
     double peak_flops;
-    size_t skipped;          // updates skipped in a row
-    bool saved;              // the state is on disk
+    size_t skipped;  // updates skipped in a row
+    bool saved;      // the state is on disk
 } Trainer;
 
 static volatile sig_atomic_t stop_signal;
@@ -167,9 +167,10 @@ static void load_weights(Trainer* t) {
         checkpoint_load(&t->model, &t->state, a->checkpoint);
         bool same_data = t->state.dataset_tokens == tokens;
         if (!same_data && !a->reset_steps) {
-            fatal("%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
-                  "on with other data",
-                  a->checkpoint, t->state.dataset_tokens, a->dataset, tokens);
+            fatal(
+                "%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
+                "on with other data",
+                a->checkpoint, t->state.dataset_tokens, a->dataset, tokens);
         }
         DataLoaderState position = {t->state.epoch, t->state.position};
         if (same_data) { dataloader_restore(&t->loader, position, a->checkpoint); }
@@ -313,9 +314,10 @@ static void train_step(Trainer* t) {
     t->skipped = finite ? 0 : t->skipped + 1;
     if (!finite) { warn("loss or gradient of step %zu is not finite; its update is skipped", t->state.step); }
     if (t->skipped >= MAX_SKIPPED_STEPS) {
-        fatal("%d steps in a row without a finite loss; lower --learning_rate and resume from %s, whose last checkpoint "
-              "is good",
-              MAX_SKIPPED_STEPS, t->folder);
+        fatal(
+            "%d steps in a row without a finite loss; lower --learning_rate and resume from %s, whose last checkpoint "
+            "is good",
+            MAX_SKIPPED_STEPS, t->folder);
     }
 }
 

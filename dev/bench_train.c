@@ -102,8 +102,8 @@ static void run_case(const char* size, const char* dtype, size_t first, size_t c
     if (count == 1) {
         printf("%-4s %-9s %-10s peak memory %.2f GB\n", size, dtype, ENCODING_NAMES[first], peak_gb);
         if (json) {
-            fprintf(json, "{\"bench\": \"memory\", \"size\": \"%s\", \"dtype\": \"%s\", \"peak_gb\": %.3f}\n", size, dtype,
-                    peak_gb);
+            fprintf(json, "{\"bench\": \"memory\", \"size\": \"%s\", \"dtype\": \"%s\", \"peak_gb\": %.3f}\n", size,
+                    dtype, peak_gb);
         }
     }
     for (size_t e = 0; count > 1 && e < count; e++) {

@@ -21,9 +21,9 @@ moments and state are all that a run depends on: resuming gives the very same bi
 
 // What a run knows beside its weights and moments.
 typedef struct {
-    size_t step;             // steps taken, skipped updates included
-    size_t optimizer_step;   // updates made
-    size_t schedule_start;   // the step at which the learning-rate schedule began
+    size_t step;               // steps taken, skipped updates included
+    size_t optimizer_step;     // updates made
+    size_t schedule_start;     // the step at which the learning-rate schedule began
     uint64_t epoch, position;  // of the data loader
     size_t dataset_tokens;     // of the whole dataset, to notice another one
     Random sampler;
@@ -95,7 +95,9 @@ static inline char* checkpoint_run_folder(const char* path) {
 
 static inline char* checkpoint_args_path(const char* path) {
     char *run = checkpoint_run_folder(path), *file = text("%s/args.json", run);
-    if (!file_exists(file)) { fatal("%s: not found, expected a run folder with args.json; correct --checkpoint", file); }
+    if (!file_exists(file)) {
+        fatal("%s: not found, expected a run folder with args.json; correct --checkpoint", file);
+    }
     free(run);
     return file;
 }
@@ -111,9 +113,10 @@ static inline char* checkpoint_find(const char* path) {
         fatal("%s: no model.safetensors, expected a run folder or one of its checkpoints; correct --checkpoint", path);
     }
     if (!file_exists(optimizer)) {
-        fatal("%s: weights only, no optimizer.safetensors to resume from; to start a new run from the weights use "
-              "--init_from %s",
-              path, model);
+        fatal(
+            "%s: weights only, no optimizer.safetensors to resume from; to start a new run from the weights use "
+            "--init_from %s",
+            path, model);
     }
     free(model);
     free(optimizer);
@@ -197,8 +200,8 @@ static inline void checkpoint_publish(const char* run, const char* folder, const
         char *in = text("%s", from), buffer[1 << 16];
         FILE *source = fopen(in, "rb"), *copy = fopen(temporary, "wb");
         size_t n = 0;
-        while (source && copy && (n = fread(buffer, 1, sizeof buffer, source)) > 0 &&
-               fwrite(buffer, 1, n, copy) == n) {}
+        while (source && copy && (n = fread(buffer, 1, sizeof buffer, source)) > 0 && fwrite(buffer, 1, n, copy) == n) {
+        }
         bool good = source && copy && n == 0 && !ferror(source);
         if (source) { fclose(source); }
         if (copy && fclose(copy) != 0) { good = false; }
@@ -310,18 +313,21 @@ static inline void checkpoint_read_tensor(const SafeTensors* file, const char* n
 static inline uint64_t checkpoint_number(const SafeTensors* file, const char* key) {
     const char* value = safetensors_metadata(file, key);
     if (!value || value[0] < '0' || value[0] > '9') {
-        fatal("%s: no %s in its metadata, expected the state of a run; resume from a checkpoint of train_gpt", file->path,
-              key);
+        fatal("%s: no %s in its metadata, expected the state of a run; resume from a checkpoint of train_gpt",
+              file->path, key);
     }
     return strtoull(value, NULL, 10);
 }
 
 // Refuses weights of another encoding or size than the model that the flags describe.
 static inline void checkpoint_check_model(const SafeTensors* file, const ModelConfig* config) {
-    const char *saved = safetensors_metadata(file, "position_encoding"), *args = safetensors_metadata(file, "model_args");
+    const char *saved = safetensors_metadata(file, "position_encoding"),
+               *args = safetensors_metadata(file, "model_args");
     const char *name = posenc_info(config->encoding)->name, *suffix = config->ssmax ? "_ssmax" : "";
     char* wanted = text("%s%s", name, suffix);
-    if (!saved || !args) { fatal("%s: no model_args in its metadata; use --init_from for foreign weights", file->path); }
+    if (!saved || !args) {
+        fatal("%s: no model_args in its metadata; use --init_from for foreign weights", file->path);
+    }
     if (strcmp(saved, wanted) != 0) {
         fatal("%s: trained with %s, the flags ask for %s; correct --position_encoding, or use --init_from", file->path,
               saved, wanted);
@@ -396,7 +402,9 @@ static inline void checkpoint_init_from(Model* model, const char* path, uint64_t
               model->tensors[0].name);
     }
     for (size_t i = 0; i < file.count; i++) {
-        if (!model_find_tensor(model, file.tensors[i].name)) { printf("unused   %s of %s\n", file.tensors[i].name, path); }
+        if (!model_find_tensor(model, file.tensors[i].name)) {
+            printf("unused   %s of %s\n", file.tensors[i].name, path);
+        }
     }
     printf("weights  %zu tensors from %s\n", matched, path);
     model_parameters_changed(model);

@@ -5,9 +5,7 @@ Copies between layouts and precisions: columns of a wider array, and the compute
 
 void copy_columns(floatX* out, size_t out_stride, const floatX* inp, size_t inp_stride, size_t rows, size_t columns) {
 #pragma omp parallel for schedule(static)
-    for (size_t r = 0; r < rows; r++) {
-        memcpy(out + r * out_stride, inp + r * inp_stride, columns * sizeof(floatX));
-    }
+    for (size_t r = 0; r < rows; r++) { memcpy(out + r * out_stride, inp + r * inp_stride, columns * sizeof(floatX)); }
 }
 
 void cast_parameters(floatX* copy, const float* master, size_t n) {

@@ -16,6 +16,8 @@ chosen at run time. Each function has a CUDA counterpart of the same name in cud
 
 typedef float floatX;
 
+#define BACKEND_DTYPE "float32"  // what --dtype is without the flag
+
 // Products in bf16 round both factors and accumulate in fp32; everything else is fp32 in both.
 typedef enum { PRECISION_FP32, PRECISION_BF16 } Precision;
 

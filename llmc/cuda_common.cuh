@@ -134,6 +134,8 @@ static int parse_device(const char* device) {
 }
 
 // Ends the program unless the binary's precision is the one asked for.
+#define BACKEND_DTYPE PRECISION_NAME  // what --dtype is without the flag
+
 static void check_precision(const char* dtype) {
     if (strcmp(dtype, PRECISION_NAME) == 0) { return; }
     bool known = strcmp(dtype, "float32") == 0 || strcmp(dtype, "bfloat16") == 0;

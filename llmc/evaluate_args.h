@@ -5,6 +5,7 @@ system's flags are kept; ours are added beside them.
 #ifndef EVALUATE_ARGS_H
 #define EVALUATE_ARGS_H
 
+#include "backend.h"
 #include "options.h"
 #include "passkey.h"
 
@@ -62,7 +63,7 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_STRING(a->out, NULL, "CSV of --score: document,position,token,logprob"),
         OPT_GROUP("Machine"),
         OPT_SIZE(a->seq_batch_size, "1024", 1, MAX_CONTEXT, "tokens read at once; changes speed and memory only"),
-        OPT_CHOICE(a->dtype, "float32", "float32 bfloat16", "precision of matrix products"),
+        OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16", "precision of matrix products"),
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_BOOL(a->force, "0", "measure again what results.json has"),
     };

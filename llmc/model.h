@@ -29,29 +29,29 @@ X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, o
 Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
 one matrix for one product. A prior has one row per learned parameter, each with a name of its own.
 */
-#define PARAM_LIST(X)                                                                                                \
-    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX)   \
-    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                   \
-    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                          \
-    X(float, global_prior, "prior", SCOPE_MODEL, PG, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                       \
-    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
-    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
-    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
-    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
-    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
-    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)      \
-    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                  \
-    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)            \
+#define PARAM_LIST(X)                                                                                              \
+    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
+    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                 \
+    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                        \
+    X(float, global_prior, "prior", SCOPE_MODEL, PG, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                     \
+    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
+    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
+    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
+    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
+    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
     X(float, prior, "attention.prior", SCOPE_LAYER, PL, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
 // The short names that the lists use. PG, PL: learned prior parameters of the model or of each layer.
-#define MODEL_DIMENSIONS(c)                                                                               \
-    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,  \
+#define MODEL_DIMENSIONS(c)                                                                                   \
+    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,      \
                                          NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS, \
-                                         P = (size_t)posenc_info((c)->encoding)->params,                  \
-                                         PG = (c)->global_prior ? P : 0, PL = (c)->global_prior ? 0 : P,  \
+                                         P = (size_t)posenc_info((c)->encoding)->params,                      \
+                                         PG = (c)->global_prior ? P : 0, PL = (c)->global_prior ? 0 : P,      \
                                          SS = (c)->ssmax ? 1 : 0
 
 enum {
@@ -196,9 +196,9 @@ static inline void model_add_tensor(Model* model, const char* name, int layer, P
     }
     t.offset = offset, t.memory_count = rows * cols, t.fan_in = cols, t.init = init, t.group = group;
     t.prior_param = prior_param;
-    t.trainable = init == INIT_PRIOR         ? model->config.posenc.trainable[prior_param]
-                  : shape == SHAPE_HEADS     ? model->config.train_seq_scale
-                                             : true;
+    t.trainable = init == INIT_PRIOR     ? model->config.posenc.trainable[prior_param]
+                  : shape == SHAPE_HEADS ? model->config.train_seq_scale
+                                         : true;
     size_t saved_rows = shape == SHAPE_VOCAB ? model->config.V : rows;
     t.count = saved_rows * cols;
     switch (shape) {
@@ -265,8 +265,8 @@ static inline void model_layout_activations(Model* model) {
     size_t offset = 0;
     for (int a = 0; a < ACT_COUNT; a++) {
         bool training = plan->mode != MODE_INFERENCE;
-        bool per_layer = (list[a].scope == ACT_STREAM && training) ||
-                         (list[a].scope == ACT_LAYER && plan->mode == MODE_TRAIN);
+        bool per_layer =
+            (list[a].scope == ACT_STREAM && training) || (list[a].scope == ACT_LAYER && plan->mode == MODE_TRAIN);
         size_t bytes = list[a].scope == ACT_BACKWARD && !training ? 0 : round_up(list[a].bytes, 64);
         model->act_offset[a] = offset;
         model->act_stride[a] = per_layer ? bytes : 0;
@@ -371,18 +371,15 @@ static inline void model_fill_position_table(Model* model) {
     size_t length = model->plan.max_length, size = model_position_table_size(c, length);
     if (size == 0) { return; }
     model->position_table = (float*)device_malloc(size * sizeof(float));
-    if (posenc_info(c->encoding)->mechanism == POSENC_ADD) {
-        sinusoidal_table(model->position_table, c->posenc.sinusoidal_theta, c->posenc.sinusoidal_vaswani, length, c->C);
-    } else {
-        rotary_table(model->position_table, c->posenc.rotary_theta, length, c->HS);
-    }
+    position_table(model->position_table, c->encoding, &c->posenc, length, c->C, c->HS);
 }
 
 // Takes the memory of a planned model. Parameters are zero until they are initialised or loaded.
 static inline void model_allocate(Model* model) {
     size_t n = model->param_count;
     model->master = (float*)device_malloc(n * sizeof(float));
-    model->params = sizeof(floatX) == sizeof(float) ? (floatX*)model->master : (floatX*)device_malloc(n * sizeof(floatX));
+    model->params =
+        sizeof(floatX) == sizeof(float) ? (floatX*)model->master : (floatX*)device_malloc(n * sizeof(floatX));
     if (model->plan.mode != MODE_INFERENCE) {
         model->grads = (float*)device_malloc(n * sizeof(float));
         model->m = (float*)device_malloc(n * sizeof(float));
@@ -398,8 +395,8 @@ static inline void model_allocate(Model* model) {
 
 static inline void model_free(Model* model) {
     if ((void*)model->params != (void*)model->master) { device_free(model->params); }
-    void* memory[] = {model->master,         model->grads,       model->m,        model->v, model->activations,
-                      model->position_table, model->bias_tables, model->workspace};
+    void* memory[] = {model->master,      model->grads,          model->m,           model->v,
+                      model->activations, model->position_table, model->bias_tables, model->workspace};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) { device_free(memory[i]); }
     free(model->tensors);
     memset(model, 0, sizeof *model);

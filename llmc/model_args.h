@@ -89,9 +89,7 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     double multiplier = model_arg_number(o, path, "ffn_dim_multiplier", 2);
     c.F = multiplier > 0 && multiplier < 1e6 ? (size_t)(multiplier * (double)c.C) : 0;
     c.bos = bos;
-    if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) {
-        fatal("%s: unknown position_encoding '%s'", path, encoding);
-    }
+    if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) { fatal("%s: unknown position_encoding '%s'", path, encoding); }
     const PosencInfo* info = posenc_info(c.encoding);
     c.posenc = posenc_default_options();
     c.posenc.rotary_theta = model_arg_number(o, path, "rope_theta", c.posenc.rotary_theta);
@@ -113,18 +111,28 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
 // Ends the program when the model of a checkpoint is not the one that the flags describe, naming the field.
 // Batch size and sequence length may differ; initial values and what is trained may too.
 static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* wanted, const char* path) {
-    static const char* const fields[] = {"dim",        "n_layers",         "n_heads",          "n_kv_heads",
-                                         "vocab_size", "ffn_dim_multiplier", "rope_theta",     "sinusoidal_theta",
-                                         "sinusoidal_freqs", "global_positional_encoding", "ssmax_prior"};
+    static const char* const fields[] = {"dim",
+                                         "n_layers",
+                                         "n_heads",
+                                         "n_kv_heads",
+                                         "vocab_size",
+                                         "ffn_dim_multiplier",
+                                         "rope_theta",
+                                         "sinusoidal_theta",
+                                         "sinusoidal_freqs",
+                                         "global_positional_encoding",
+                                         "ssmax_prior"};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const cJSON* a = cJSON_GetObjectItemCaseSensitive(checkpoint, fields[i]);
         const cJSON* b = cJSON_GetObjectItemCaseSensitive(wanted, fields[i]);
         if (!a && !b) { continue; }
         if (a && b && cJSON_Compare(a, b, true)) { continue; }
-        char *found = a ? cJSON_PrintUnformatted(a) : xstrdup("none"), *asked = b ? cJSON_PrintUnformatted(b) : xstrdup("none");
-        fatal("%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
-              "start another model from these weights",
-              path, fields[i], found, asked);
+        char *found = a ? cJSON_PrintUnformatted(a) : xstrdup("none"),
+             *asked = b ? cJSON_PrintUnformatted(b) : xstrdup("none");
+        fatal(
+            "%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
+            "start another model from these weights",
+            path, fields[i], found, asked);
     }
 }
 

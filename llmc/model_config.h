@@ -8,10 +8,10 @@ What a model is: its sizes, its encoding, the named sizes of the paper, and thei
 #include "util.h"
 
 typedef struct {
-    size_t V, Vp;      // vocabulary; rows in memory, a multiple of 128 so that products tile well
-    size_t C, L;       // channels, layers
-    size_t NH, NKV;    // query heads, key/value heads
-    size_t HS, F;      // head size C/NH, feed-forward width
+    size_t V, Vp;    // vocabulary; rows in memory, a multiple of 128 so that products tile well
+    size_t C, L;     // channels, layers
+    size_t NH, NKV;  // query heads, key/value heads
+    size_t HS, F;    // head size C/NH, feed-forward width
     PosKind encoding;
     bool ssmax;        // Scalable-Softmax
     bool bias_inside;  // the bias is scaled by Scalable-Softmax too
@@ -49,9 +49,7 @@ static inline void model_config_check(ModelConfig* c) {
     if (c->HS % 8 != 0 || c->HS > 128) {
         fatal("head size %zu (--dim %zu / --n_heads %zu), expected a multiple of 8 up to 128", c->HS, c->C, c->NH);
     }
-    if (c->NKV == 0 || c->NH % c->NKV != 0) {
-        fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH);
-    }
+    if (c->NKV == 0 || c->NH % c->NKV != 0) { fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH); }
     if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
     c->Vp = round_up(c->V, 128);

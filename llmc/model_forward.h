@@ -194,9 +194,7 @@ static inline void model_prefill(Model* model, KVCache* cache, const int* tokens
 // ----------------------------------------------------------------------------
 // backward
 
-static inline void model_zero_gradients(Model* model) {
-    device_zero(model->grads, model->param_count * sizeof(float));
-}
+static inline void model_zero_gradients(Model* model) { device_zero(model->grads, model->param_count * sizeof(float)); }
 
 // d_residual: from the gradient of the block's output to that of its middle (after attention).
 static inline void backward_ffn(const Model* model, size_t layer, size_t N) {
@@ -227,8 +225,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
                        a.lse, &in, model->workspace);
     if (info->params > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
-        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH,
-                            in.bias_stride);
+        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, in.bias_stride);
     }
     if (info->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);

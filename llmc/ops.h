@@ -100,6 +100,9 @@ void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t
 // table[T,HS/2,2]: cosine and sine of every rotation angle at positions 0..T-1. Overwrites.
 void rotary_table(float* table, double theta, size_t T, size_t HS);
 
+// The table of an encoding that adds to the embedding (the first of the two above) or rotates (the second).
+void position_table(float* table, PosKind kind, const PosencOptions* options, size_t T, size_t C, size_t HS);
+
 // Turns each pair (2m, 2m+1) of every query and key head of qkv[B,T,(NH+2*NKV)*HS] by its angle at
 // position t, in place: (x, y) -> (x cos - y sin, x sin + y cos). Values are left alone.
 // To start at position p pass table + p*HS.
@@ -120,16 +123,16 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const
 // Scalable-Softmax
 
 typedef struct {
-    size_t B, Tq, Tk, NH, NKV, HS;   // query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk
-    const floatX *q, *k, *v;         // head h of token t: pointer + t*stride + h*HS
-    size_t q_stride, kv_stride;      // elements between tokens
-    size_t q_batch, kv_batch;        // elements between sequences
-    const float* bias;               // P[NH,bias_stride], P[h][d] at distance d; NULL for none
-    size_t bias_stride;              // at least Tk
-    bool bias_inside;                // z = g (a + P), else z = g a + P; a = q.k / sqrt(HS)
-    const float* seq_scale;          // s[NH]; g_i = s_h * log_count_i. NULL: g = 1
-    const float* log_count;          // [B,Tq], read only with seq_scale
-    const int* start;                // [B,Tq] first visible key, nondecreasing along t; NULL: 0
+    size_t B, Tq, Tk, NH, NKV, HS;  // query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk
+    const floatX *q, *k, *v;        // head h of token t: pointer + t*stride + h*HS
+    size_t q_stride, kv_stride;     // elements between tokens
+    size_t q_batch, kv_batch;       // elements between sequences
+    const float* bias;              // P[NH,bias_stride], P[h][d] at distance d; NULL for none
+    size_t bias_stride;             // at least Tk
+    bool bias_inside;               // z = g (a + P), else z = g a + P; a = q.k / sqrt(HS)
+    const float* seq_scale;         // s[NH]; g_i = s_h * log_count_i. NULL: g = 1
+    const float* log_count;         // [B,Tq], read only with seq_scale
+    const int* start;               // [B,Tq] first visible key, nondecreasing along t; NULL: 0
 } AttentionInput;
 
 // out[B,Tq,NH*HS] = softmax over the visible keys start_i <= j <= position_i of z, times v.

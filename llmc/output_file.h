@@ -38,7 +38,9 @@ static inline OutputFile output_open(const char* path) {
 
 // Ends the program when the disk has refused something.
 static inline void output_check(const OutputFile* o) {
-    if (ferror(o->file)) { fatal("%s: cannot write: %s; free space or choose another place", o->path, strerror(errno)); }
+    if (ferror(o->file)) {
+        fatal("%s: cannot write: %s; free space or choose another place", o->path, strerror(errno));
+    }
 }
 
 static inline void output_close(OutputFile* o) {

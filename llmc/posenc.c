@@ -22,6 +22,14 @@ void rotary_table(float* table, double theta, size_t T, size_t HS) {
     }
 }
 
+void position_table(float* table, PosKind kind, const PosencOptions* options, size_t T, size_t C, size_t HS) {
+    switch (posenc_info(kind)->mechanism) {
+        case POSENC_ADD: sinusoidal_table(table, options->sinusoidal_theta, options->sinusoidal_vaswani, T, C); break;
+        case POSENC_ROTATE: rotary_table(table, options->rotary_theta, T, HS); break;
+        default: break;
+    }
+}
+
 // Turns the pairs of one head by the angles of one table row; direction = -1 turns back.
 static inline void rotate_head(floatX* restrict x, const float* restrict table_row, float direction, size_t HS) {
 #pragma omp simd

@@ -35,6 +35,14 @@ void rotary_table(float* table, double theta, size_t T, size_t HS) {
     cudaCheck(cudaGetLastError());
 }
 
+void position_table(float* table, PosKind kind, const PosencOptions* options, size_t T, size_t C, size_t HS) {
+    switch (posenc_info(kind)->mechanism) {
+        case POSENC_ADD: sinusoidal_table(table, options->sinusoidal_theta, options->sinusoidal_vaswani, T, C); break;
+        case POSENC_ROTATE: rotary_table(table, options->rotary_theta, T, HS); break;
+        default: break;
+    }
+}
+
 // Parameters of head h from theta[params,NH], in double; params may be 0.
 __device__ __forceinline__ void load_head_parameters(double (&out)[POSENC_MAX_PARAMS], const float* theta, int params,
                                                      size_t h, size_t NH) {

@@ -21,7 +21,7 @@ enum { SHARD_HEADER_WORDS = 256, SHARD_HEADER_BYTES = 1024 };
 enum { SHARD_MAGIC_U16 = 20240520, SHARD_VERSION_U16 = 1, SHARD_MAGIC_U32 = 20240801, SHARD_VERSION_U32 = 7 };
 
 typedef struct {
-    size_t token_bytes;       // 2 or 4
+    size_t token_bytes;  // 2 or 4
     size_t token_count;
     size_t vocab_size;        // 0 = unknown
     int bos, eos;             // -1 = unknown
@@ -60,7 +60,7 @@ static inline ShardInfo shard_header_read(const char* path, const int32_t words[
         fatal("%s: version %d, expected %d for magic %d; %s", path, words[1], version, words[0], make);
     }
     ShardInfo info = {narrow ? 2u : 4u, (size_t)(uint32_t)words[2], (size_t)(uint32_t)words[3], words[4] - 1,
-                      words[5] - 1, (uint32_t)words[6]};
+                      words[5] - 1,     (uint32_t)words[6]};
     if (file_bytes != SHARD_HEADER_BYTES + info.token_count * info.token_bytes) {
         fatal("%s: %zu bytes, expected %zu (header + %zu tokens of %zu bytes): the file is cut short or damaged; %s",
               path, file_bytes, SHARD_HEADER_BYTES + info.token_count * info.token_bytes, info.token_count,

@@ -5,6 +5,7 @@ The names and meanings of the published system's flags are kept; ours are added 
 #ifndef TRAIN_ARGS_H
 #define TRAIN_ARGS_H
 
+#include "backend.h"
 #include "model_config.h"
 #include "options.h"
 #include "schedule.h"
@@ -62,8 +63,8 @@ static inline Options train_options(TrainArgs* a) {
         OPT_BOOL(a->no_seq_scale, "0", "keep the scale of Scalable-Softmax at 1"),
         OPT_BOOL(a->global_prior, "0", "one prior for all layers"),
         OPT_CHOICE(a->theta_alpha_init, "0", "number slope log_slope sampled", "BAM's scale exponent at the start"),
-        option_alias("theta_beta_init", OPT_CHOICE(a->thata_beta_init, "0", "number linear sampled",
-                                                   "BAM's shape exponent at the start")),
+        option_alias("theta_beta_init",
+                     OPT_CHOICE(a->thata_beta_init, "0", "number linear sampled", "BAM's shape exponent at the start")),
         OPT_CHOICE(a->theta_mu_init, "0", "number", "BAM's location parameter at the start"),
         OPT_BOOL(a->theta_alpha_trainable, "1", "train BAM's scale exponent"),
         OPT_BOOL(a->theta_beta_trainable, "1", "train BAM's shape exponent; if not, it is 1"),
@@ -109,7 +110,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_BOOL(a->reset_steps, "0", "start the schedule anew from the checkpoint, in a new run folder"),
         OPT_STRING(a->init_from, NULL, "safetensors file to start the weights from; what it lacks is drawn"),
         OPT_GROUP("Machine"),
-        OPT_CHOICE(a->dtype, "float32", "float32 bfloat16 float16", "precision of matrix products"),
+        OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16 float16", "precision of matrix products"),
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_BOOL(a->recompute, "0", "compute activations again in the backward pass: less memory, more time"),
         OPT_IGNORED(a->compile, "accepted, changes nothing"),
@@ -170,13 +171,15 @@ static inline size_t whole_batches(const char* flag, size_t exactly, size_t at_l
         return at_most / batch * batch;
     }
     if (exactly % batch != 0 && exactly < batch) {
-        fatal("--%s %zu is less than one batch of %zu tokens (batch_size x sequence_length x ranks); lower --batch_size",
-              flag, exactly, batch);
+        fatal(
+            "--%s %zu is less than one batch of %zu tokens (batch_size x sequence_length x ranks); lower --batch_size",
+            flag, exactly, batch);
     }
     if (exactly % batch != 0) {
-        fatal("--%s %zu is not a multiple of the %zu tokens of a batch (batch_size x sequence_length x ranks); use %zu "
-              "or %zu, or --min_%s, --max_%s to round",
-              flag, exactly, batch, exactly / batch * batch, round_up(exactly, batch), flag, flag);
+        fatal(
+            "--%s %zu is not a multiple of the %zu tokens of a batch (batch_size x sequence_length x ranks); use %zu "
+            "or %zu, or --min_%s, --max_%s to round",
+            flag, exactly, batch, exactly / batch * batch, round_up(exactly, batch), flag, flag);
     }
     return exactly;
 }

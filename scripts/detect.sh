@@ -1,6 +1,7 @@
 #!/bin/sh
 # Finds the libraries by compiling a line for each; writes BUILD/config.mk (for make) and BUILD/summary.txt
-# (for people). Stops with one line when something that the programs cannot do without is missing.
+# (for people). Stops with one line when something that the programs cannot do without is missing, unless PARTIAL=1
+# asks for what can be built without it.
 set -u
 build=$1
 tmp=$build/detect
@@ -23,7 +24,6 @@ links() {
     $compiler -x "$language" "$tmp/source" -o "$tmp/program" "$@" >"$tmp/log" 2>&1
 }
 
-echo "bam.c is built for the CPU with" >"$summary"
 if ! links c 'int main(void) { return 0; }'; then
     echo "error: ${CC:-cc} cannot compile a program; run scripts/install_deps.sh or set CC" >&2
     exit 1
@@ -77,13 +77,38 @@ if links c '#include <stdarg.h>
 #include <setjmp.h>
 #include <cmocka.h>
 int main(void) { return 0; }' -lcmocka; then
+    echo "LIB_CMOCKA = -lcmocka" >>"$config"
     found cmocka "tests"
 else
     found cmocka "missing: no tests"
     missing="$missing libcmocka-dev"
 fi
 
-cuda_include=${CUDA_HOME:-/usr/local/cuda}/include
+# CUDA is chosen where it can be compiled and there is a device to run it; the CPU's products are not needed then.
+cuda_home=${CUDA_HOME:-/usr/local/cuda} gpu=""
+nvcc=${NVCC:-$(command -v nvcc || echo "$cuda_home/bin/nvcc")}
+if [ -x "$nvcc" ] && "$nvcc" --version >"$tmp/log" 2>&1; then
+    nvcc_home=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+    echo "NVCC = $nvcc
+CUDA_LIB = $nvcc_home/lib64" >>"$config"
+    found nvcc "$(sed -n 's/.*release \([0-9.]*\).*/CUDA \1/p' "$tmp/log")"
+    if ls /dev/nvidia0 >/dev/null 2>&1 || nvidia-smi -L >/dev/null 2>&1; then
+        gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+        gpu=${gpu:-present}
+        echo "GPU = yes
+BACKEND ?= cuda" >>"$config"
+        required=$(echo "$required" | sed 's/ libdnnl-dev//')
+        found GPU "$gpu"
+    else
+        found GPU "none: programs for the CPU; make cuda only compiles"
+    fi
+else
+    echo "NVCC =" >>"$config"
+    found nvcc "missing: no CUDA programs"
+fi
+echo "BACKEND ?= cpu" >>"$config"
+
+cuda_include=$cuda_home/include
 if links c++ '#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cublasLt.h>
@@ -100,7 +125,7 @@ fi
 
 echo "CONFIG_DEFINES =$defines" >>"$config"
 rm -rf "$tmp"
-if [ -n "$required" ]; then
+if [ -n "$required" ] && [ "${PARTIAL:-0}" != 1 ]; then
     echo "error: missing$required; run scripts/install_deps.sh (or: apt-get install$required), then make again" >&2
     exit 1
 fi

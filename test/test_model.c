@@ -50,8 +50,8 @@ static Case case_open(const char* path) {
     m->V = (size_t)number(&c, "vocab_size"), m->C = (size_t)number(&c, "dim"), m->L = (size_t)number(&c, "n_layers");
     m->NH = (size_t)number(&c, "n_heads"), m->NKV = (size_t)number(&c, "n_kv_heads");
     m->F = (size_t)number(&c, "ffn_dim"), m->bos = (int)number(&c, "bos");
-    m->bias_inside = posenc_info(m->encoding)->inside &&
-                     strcmp(safetensors_metadata(&c.file, "ssmax_prior"), "inside") == 0;
+    m->bias_inside =
+        posenc_info(m->encoding)->inside && strcmp(safetensors_metadata(&c.file, "ssmax_prior"), "inside") == 0;
     m->global_prior = flag(&c, "global_prior") && posenc_info(m->encoding)->params > 0;
     m->train_seq_scale = !flag(&c, "no_seq_scale");
     m->posenc = posenc_default_options();
@@ -127,7 +127,8 @@ typedef struct {
 } Tolerance;
 
 // Compares an array of the model (its gradients or weights) with the fixture's tensors PREFIX.NAME.
-static void check_tensors(const Case* c, const Model* model, const float* array, const char* prefix, Tolerance allowed) {
+static void check_tensors(const Case* c, const Model* model, const float* array, const char* prefix,
+                          Tolerance allowed) {
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
         char* name = text("%s.%s", prefix, t->name);
@@ -190,7 +191,7 @@ static void check_forward_backward(const Case* c, const Precisions* allowed) {
     model_forward(&model, c->tokens, c->B, c->T);
     float* logits = all_logits(&model, N);
     double *want = expected(c, "logits", NULL), *loss = expected(c, "loss", NULL);
-    double *norm = expected(c, "grad_norm", NULL);
+    double* norm = expected(c, "grad_norm", NULL);
     double error = tensor_error(logits, want, N * c->config.V, allowed->gradients.largest, 0);
     if (!(error <= allowed->logits)) { print_error("%s:\n", c->path); }
     assert_error_below(error, allowed->logits);

@@ -75,8 +75,8 @@ static void check_case(const Case* k, bool separate_copy) {
         update(master, copy, m, v, gradient, &step, n);
         for (size_t i = 0; i < n; i++) {
             (k->radam ? radam_reference : adamw_reference)(want + i, (double)k->gradient_scale * gradient[i],
-                                                           k->learning_rate, 0.9, k->beta2, k->epsilon,
-                                                           k->weight_decay, (double)t);
+                                                           k->learning_rate, 0.9, k->beta2, k->epsilon, k->weight_decay,
+                                                           (double)t);
         }
         assert_memory_equal(copy, master, n * sizeof(float));
     }
