@@ -350,28 +350,28 @@ static inline const char* progress_rate(char buffer[32], double x) {
 
 /*
 One line without '\n', at most 80 columns; returns out, of at least PROGRESS_BUFFER bytes. Columns stay in place
-from step to step. What does not fit is left out, the least telling first: the word "step", the time of a step, the
-word "left", norm, lr, mfu, time left.
+from step to step. What does not fit is left out, the least telling first: the words "step" and "left", the time
+of a step, norm, lr, mfu, time left.
 
-     12/200 | loss 6.1234 norm 1.23 lr 9.8e-4 | 14.8k tok/s mfu  81% |  6m50s left
+   12/20000 loss 6.1234 norm 1.23 lr 9.8e-4  14.8k tok/s  221ms mfu 81% |  1h50m
 */
 static inline const char* format_progress(char out[PROGRESS_BUFFER], const Progress* p) {
     enum { PIECES = 10, NEVER = 8 };
-    static const int dropped_at[PIECES] = {1, NEVER, NEVER, 4, 5, NEVER, 2, 6, 7, 3};
+    static const int dropped_at[PIECES] = {1, NEVER, NEVER, 4, 5, NEVER, 3, 6, 7, 2};
     char piece[PIECES][64], number[32], duration[16];
     double left = p->seconds_left, seconds = p->step_seconds, percent = 100 * p->mfu;
     bool slow = !(seconds < 1), known = left >= 0 && left < 3e8;
     int width = snprintf(piece[0], sizeof piece[0], "%zu", p->num_steps);
     snprintf(piece[0], sizeof piece[0], "step ");
     snprintf(piece[1], sizeof piece[1], "%*zu/%zu", width, p->step, p->num_steps);
-    snprintf(piece[2], sizeof piece[2], " | loss %s", progress_number(number, p->loss, 6, 4));
+    snprintf(piece[2], sizeof piece[2], " loss %s", progress_number(number, p->loss, 6, 4));
     snprintf(piece[3], sizeof piece[3], " norm %s", progress_number(number, p->norm, 4, 2));
     snprintf(piece[4], sizeof piece[4], " lr %s", progress_scientific(number, p->lr, 1));
-    snprintf(piece[5], sizeof piece[5], " | %s tok/s", progress_rate(number, p->tokens_per_second));
-    snprintf(piece[6], sizeof piece[6], " %s %s", progress_number(number, slow ? seconds : 1000 * seconds, 4, 2),
+    snprintf(piece[5], sizeof piece[5], "  %s tok/s", progress_rate(number, p->tokens_per_second));
+    snprintf(piece[6], sizeof piece[6], " %s%s", progress_number(number, slow ? seconds : 1000 * seconds, 4, 2),
              slow ? "s " : "ms");
     piece[7][0] = piece[8][0] = piece[9][0] = '\0';
-    if (percent >= 0) { snprintf(piece[7], sizeof piece[7], " mfu %s%%", progress_number(number, percent, 3, 0)); }
+    if (percent >= 0) { snprintf(piece[7], sizeof piece[7], " mfu %2.0f%%", fmin(percent, 999)); }
     if (known) {
         snprintf(piece[8], sizeof piece[8], " | %6s", format_duration(duration, left));
         snprintf(piece[9], sizeof piece[9], " left");

@@ -224,10 +224,31 @@ static void test_array_sum(void** state) {
     free(x);
 }
 
+// More than 2^31 logits (N x V): the rows beyond that count, which 32-bit products of sizes would misplace, have the
+// same losses as when they come alone.
+static void test_more_than_2_31_logits(void** state) {
+    (void)state;
+    enum { LAST = 3 };
+    const size_t N = 65536 + LAST, C = 8, V = 32768;
+    assert_true(N * V > (size_t)1 << 31);
+    Random r = random_stream(31, 0);
+    float *inp = random_array(N * C, 1, &r), *weight = random_array(V * C, 1, &r);
+    float *losses = xcalloc(N, sizeof(float)), alone[LAST];
+    int* targets = xcalloc(N, sizeof(int));
+    for (size_t n = 0; n < N; n++) { targets[n] = (int)random_below(&r, V); }
+    void* workspace = xcalloc(cross_entropy_workspace(N, C, V), 1);
+    cpu_precision = PRECISION_FP32;
+    cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 0, workspace, N, C, V);
+    cross_entropy_head(alone, NULL, NULL, inp + 65536 * C, weight, targets + 65536, 0, workspace, LAST, C, V);
+    for (size_t i = 0; i < LAST; i++) { assert_error_below(fabs((double)losses[65536 + i] - alone[i]), 1e-5); }
+    for (size_t n = 0; n < N; n++) { assert_true(losses[n] > 0 && losses[n] < 100); }
+    free(inp), free(weight), free(losses), free(targets), free(workspace);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_float64),   cmocka_unit_test(test_losses_only),
                                        cmocka_unit_test(test_repeats_are_equal), cmocka_unit_test(test_uniform),
                                        cmocka_unit_test(test_extreme_logits),    cmocka_unit_test(test_nan_is_seen),
-                                       cmocka_unit_test(test_array_sum)};
+                                       cmocka_unit_test(test_array_sum),        cmocka_unit_test(test_more_than_2_31_logits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -329,17 +329,17 @@ static void test_progress_lines(void** state) {
         const char* line;
     } cases[] = {
         {{12, 200, 6.1234, 1.23, 9.8e-4, 2.21, 14800, 0.81, 410},
-         " 12/200 | loss 6.1234 norm 1.23 lr 9.8e-4 | 14.8k tok/s mfu  81% |  6m50s left"},
+         " 12/200 loss 6.1234 norm 1.23 lr 9.8e-4  14.8k tok/s 2.21s  mfu 81% |  6m50s"},
         {{12, 200, 6.12341, 1.234, 9.8e-4, 2.213, 14800, NAN, 410},
-         " 12/200 | loss 6.1234 norm 1.23 lr 9.8e-4 | 14.8k tok/s 2.21 s  |  6m50s left"},
+         "step  12/200 loss 6.1234 norm 1.23 lr 9.8e-4  14.8k tok/s 2.21s  |  6m50s left"},
         {{7, 20000, 10.3972, 12.34, 1e-3, 0.0219, 909000, 0.452, 43500},
-         "    7/20000 | loss 10.397 norm 12.3 lr 1.0e-3 |  909k tok/s mfu  45% | 12h05m"},
+         "    7/20000 loss 10.397 norm 12.3 lr 1.0e-3   909k tok/s 21.9ms mfu 45% | 12h05m"},
         {{1, 9, NAN, INFINITY, 0, 0.5, 999.6, NAN, NAN},
-         "step 1/9 | loss    nan norm  inf lr 0.0e0 | 1.00k tok/s  500 ms"},
+         "step 1/9 loss    nan norm  inf lr 0.0e0  1.00k tok/s  500ms"},
         {{1, 9, 0.00004, 0, NAN, 0.00123, 9997, 0, 59.7},
-         "1/9 | loss 0.0000 norm 0.00 lr nan | 10.0k tok/s 1.23 ms mfu   0% |  1m00s left"},
+         "step 1/9 loss 0.0000 norm 0.00 lr nan  10.0k tok/s 1.23ms mfu  0% |  1m00s left"},
         {{1, 9, 1e9, 99.96, 1e-10, 250, 12, 1, NAN},
-         "step 1/9 | loss  1.0e9 norm  100 lr 1.0e-10 |    12 tok/s  250 s  mfu 100%"},
+         "step 1/9 loss  1.0e9 norm  100 lr 1.0e-10     12 tok/s  250s  mfu 100%"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[PROGRESS_BUFFER];
@@ -363,7 +363,7 @@ static void test_progress_extremes(void** state) {
         Progress p = {n, n, x[0], x[1], x[2], x[3], x[4], x[5], x[6]};
         char line[PROGRESS_BUFFER], want[64];
         format_progress(line, &p);
-        snprintf(want, sizeof want, "%zu/%zu | loss ", n, n);
+        snprintf(want, sizeof want, "%zu/%zu loss ", n, n);
         if (strlen(line) > 80) { print_error("%zu columns: %s\n", strlen(line), line); }
         assert_true(strlen(line) <= 80);
         assert_non_null(strstr(line, want));

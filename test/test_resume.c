@@ -253,7 +253,7 @@ static void test_stop_and_resume(void** state) {
 // Killed without warning, mostly in the middle of a save since there is one after every step.
 static void test_kill_and_resume(void** state) {
     (void)state;
-    static const char* const words[] = {"saved step 7 ", "| loss", " 40/120", "saved step 60 ", "\nsample 75"};
+    static const char* const words[] = {"saved step 7 ", "loss", " 40/120", "saved step 60 ", "\nsample 75"};
     char *folder = run_file("long", "bam_ssmax", ""), *cut = run_file("killed", "bam_ssmax", "");
     char *flags = tiny_flags("killed", LONG_RUN " --checkpoint_every 1"), *all = xstrdup("");
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
