@@ -12,6 +12,7 @@ FLOPs count visible pairs and products only; bytes count every operand once.
 #include <algorithm>
 #include <vector>
 
+#include "bench_util.h"
 #include "../llmc/prefill.h"
 #include "../llmc/random.h"
 
@@ -247,20 +248,6 @@ static void bench_operators(const Bench* bench) {
 // ----------------------------------------------------------------------------
 // whole programs
 
-static ModelConfig configuration(const char* size_name, const char* encoding) {
-    ModelConfig c;
-    memset(&c, 0, sizeof c);
-    const ModelSize* size = model_size_find(size_name);
-    if (!size) { fatal("unknown size %s; use l6, l12, ...", size_name); }
-    c.V = VOCABULARY, c.C = size->C, c.L = size->L, c.NH = c.NKV = size->NH, c.F = 2 * size->C, c.bos = 1;
-    if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) { fatal("unknown encoding %s; use nope, bam, ...", encoding); }
-    c.bias_inside = posenc_info(c.encoding)->inside;
-    c.train_seq_scale = true;
-    c.posenc = posenc_default_options();
-    model_config_check(&c);
-    return c;
-}
-
 static size_t start_model(Model* model, const ModelConfig* config, const ModelPlan* plan) {
     ModelMemory memory = model_plan(model, config, plan);
     model_allocate(model);
@@ -290,7 +277,7 @@ static std::vector<int> host_ids(size_t n) {
 static void bench_train(const Bench* bench, const char* size, const char* encoding) {
     static Model model;
     const size_t T = bench->T, B = bench->rows / T;
-    const ModelConfig config = configuration(size, encoding);
+    const ModelConfig config = configuration(size, encoding, VOCABULARY);
     const ModelPlan plan = {MODE_TRAIN, B, T, 1, T};
     const size_t bytes = start_model(&model, &config, &plan);
     const std::vector<int> tokens = host_ids(B * T + 1);
@@ -310,7 +297,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
 
 static void bench_prefill(const Bench* bench, const char* size, const char* encoding, size_t context) {
     static Model model;
-    const ModelConfig config = configuration(size, encoding);
+    const ModelConfig config = configuration(size, encoding, VOCABULARY);
     const ModelPlan plan = {MODE_INFERENCE, 1, std::min(bench->chunk, context), 1, context};
     const size_t bytes = start_model(&model, &config, &plan) + kv_cache_bytes(&config, context);
     Prefill prefill = prefill_open(&model, context);

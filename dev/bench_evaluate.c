@@ -11,6 +11,7 @@ those of the clock.
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "bench_util.h"
 #include "../llmc/prefill.h"
 #include "../llmc/random.h"
 
@@ -68,19 +69,6 @@ static Meter meter_open(bool cpu_time) {
     return m;
 }
 
-static ModelConfig configuration(const char* size_name, const char* encoding) {
-    ModelConfig c;
-    memset(&c, 0, sizeof c);
-    const ModelSize* size = model_size_find(size_name);
-    if (!size) { fatal("unknown size %s; use l2, l12, ...", size_name); }
-    c.V = VOCABULARY, c.C = size->C, c.L = size->L, c.NH = c.NKV = size->NH, c.F = 2 * size->C, c.bos = 1;
-    posenc_parse(encoding, &c.encoding, &c.ssmax);
-    c.bias_inside = posenc_info(c.encoding)->inside;
-    c.posenc = posenc_default_options();
-    model_config_check(&c);
-    return c;
-}
-
 static bool on_chunk(void* context, double flops) {
     Meter* m = (Meter*)context;
     double taken = seconds(m) - m->started, before = m->before;
@@ -94,7 +82,7 @@ static bool on_chunk(void* context, double flops) {
 static void run(const Bench* b) {
     static Model model;
     backend_init("cpu", b->dtype);
-    ModelConfig config = configuration(b->size, b->encoding);
+    ModelConfig config = configuration(b->size, b->encoding, VOCABULARY);
     ModelPlan plan = {MODE_INFERENCE, 1, b->chunk, 1, b->context};
     ModelMemory memory = model_plan(&model, &config, &plan);
     size_t planned = model_memory_total(&memory) + kv_cache_bytes(&config, b->context);

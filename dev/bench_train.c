@@ -8,7 +8,7 @@ usage: bench_train [--json FILE] [--steps N] [SIZE...]
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "../llmc/model.h"
+#include "bench_util.h"
 #include "../llmc/random.h"
 
 enum { B = 8, T = 512, ROWS = B * T, VOCABULARY = 32768, MAX_STEPS = 100, ENCODINGS = 2 };
@@ -30,22 +30,8 @@ static double median(const double* values, size_t n) {
     return n % 2 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
 }
 
-static ModelConfig configuration(const char* size_name, const char* encoding) {
-    ModelConfig c;
-    memset(&c, 0, sizeof c);
-    const ModelSize* size = model_size_find(size_name);
-    if (!size) { fatal("unknown size %s; use l6, l12, ...", size_name); }
-    c.V = VOCABULARY, c.C = size->C, c.L = size->L, c.NH = c.NKV = size->NH, c.F = 2 * size->C, c.bos = 1;
-    posenc_parse(encoding, &c.encoding, &c.ssmax);
-    c.bias_inside = posenc_info(c.encoding)->inside;
-    c.train_seq_scale = true;
-    c.posenc = posenc_default_options();
-    model_config_check(&c);
-    return c;
-}
-
 static void build(Model* model, const char* size, const char* encoding) {
-    ModelConfig config = configuration(size, encoding);
+    ModelConfig config = configuration(size, encoding, VOCABULARY);
     ModelPlan plan = {MODE_TRAIN, B, T, 1, T};
     model_plan(model, &config, &plan);
     model_allocate(model);

@@ -1,10 +1,9 @@
 /*
 cross_entropy_head in both precisions against float64: losses, gradients, padding rows, extreme logits.
 */
-#include "test_util.h"
+#include "precision_util.h"
 
 #include "../llmc/backend.h"
-#include "../llmc/matmul_cpu.h"
 
 // V 4500 takes five tiles of the vocabulary, N 2100 two chunks of rows; no size is a multiple of anything.
 typedef struct {
@@ -14,21 +13,9 @@ typedef struct {
 static const Shape shapes[] = {{1, 8, 2, 2},         {3, 16, 257, 384},     {63, 24, 100, 128},  {64, 24, 100, 100},
                                {65, 33, 4500, 4608}, {130, 40, 2049, 2176}, {7, 16, 4096, 4096}, {2100, 8, 37, 128}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
-static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16};
 
-// bf16 needs AVX-512.
-static size_t precision_count(void) { return product_supported(PRECISION_BF16) ? 2 : 1; }
 static const float DLOSS = 1.0f / 64;
 enum { CANARY_BYTES = 256, CANARY = 0xA5 };
-
-// x rounded to bf16's 8 significant bits, ties to even; written from the definition.
-static double to_bf16(double x) {
-    if (x == 0 || !isfinite(x)) { return x; }
-    int exponent;
-    frexp(x, &exponent);
-    double unit = ldexp(1.0, exponent - 8);
-    return nearbyint(x / unit) * unit;
-}
 
 // Inputs, outputs and float64 results of one shape.
 typedef struct {

@@ -1,10 +1,9 @@
 /*
 matmul_forward and matmul_backward in both precisions against float64, and the device: memory, options, rate.
 */
-#include "test_util.h"
+#include "precision_util.h"
 
 #include "../llmc/backend.h"
-#include "../llmc/matmul_cpu.h"
 
 // Accumulating K products in fp32 is off by about K^(1/2) 2^-24 of the largest sum; K is at most 1100 here.
 static const double TOLERANCE = 1e-6;
@@ -18,19 +17,6 @@ typedef struct {
 static const Shape shapes[] = {{1, 8, 8},    {1, 64, 300}, {7, 24, 40}, {33, 64, 48},   {33, 50, 77},   {63, 32, 64},
                                {64, 32, 64}, {65, 33, 1},  {65, 1, 33}, {128, 72, 200}, {1024, 16, 24}, {1100, 40, 24}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
-static const Precision precisions[] = {PRECISION_FP32, PRECISION_BF16};
-
-// bf16 needs AVX-512.
-static size_t precision_count(void) { return product_supported(PRECISION_BF16) ? 2 : 1; }
-
-// x rounded to bf16's 8 significant bits, ties to even; written from the definition.
-static double to_bf16(double x) {
-    if (x == 0 || !isfinite(x)) { return x; }
-    int exponent;
-    frexp(x, &exponent);
-    double unit = ldexp(1.0, exponent - 8);
-    return nearbyint(x / unit) * unit;
-}
 
 // n values as a product in this precision sees them.
 static double* as_factors(const float* x, size_t n, Precision precision) {
