@@ -12,6 +12,7 @@ comma := ,
 NVCC_ARCHS = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
 NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(if $(filter fp32,$(PRECISION)),-DPRECISION_FP32) -Werror all-warnings \
+             $(NCCL_INCLUDE:%=-isystem %) \
              -Xcompiler -Wall,-Wextra,-Werror$(foreach f,$(OPENMP_CFLAGS),$(comma)$(f))
 CUDA_LIBS = -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublasLt $(LIB_SENTENCEPIECE) $(LIB_CJSON) \
             $(OPENMP_LIBS:%=-Xcompiler %) -lpthread -lm
@@ -49,15 +50,18 @@ $(BUILD)/cuda/dev/bench_cuda: %: %.o
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)
 
 # Tests on a real device. Those that compare with the CPU's operators need oneDNN, all need cmocka. Left to the emulator:
-# test_emu_bugs makes mistakes that only the emulator survives, tests that include one of the CPU read its memory.
-CUDA_TESTS_EMULATED = test_emu_bugs $(basename $(notdir $(shell grep -l '^\#include "test_.*\.c"' test/*.cu)))
+# test_emu_bugs and test_emu_nccl_errors make mistakes that only the emulator survives, tests that include one of the
+# CPU read its memory.
+CUDA_TESTS_EMULATED = test_emu_bugs test_emu_nccl_errors $(basename $(notdir $(shell grep -l '^\#include "test_.*\.c"' test/*.cu)))
+CUDA_TESTS_NCCL = $(basename $(notdir $(shell grep -l '^\#include <nccl.h>' test/*.cu)))
 CUDA_TESTS = $(filter-out $(CUDA_TESTS_EMULATED),$(patsubst test/%.cu,%,$(wildcard test/test_*.cu)))
 CUDA_TESTS_OF_CPU = $(basename $(notdir $(shell grep -lE 'cuda_ops_util\.h|namespace cpu' $(CUDA_TESTS:%=test/%.cu))))
-CUDA_TESTS_HERE = $(if $(LIB_CMOCKA),$(if $(LIB_DNNL),$(CUDA_TESTS),$(filter-out $(CUDA_TESTS_OF_CPU),$(CUDA_TESTS))))
+CUDA_TESTS_HERE = $(if $(LIB_CMOCKA),$(filter-out $(if $(LIB_NCCL),,$(CUDA_TESTS_NCCL)) \
+                    $(if $(LIB_DNNL),,$(CUDA_TESTS_OF_CPU)),$(CUDA_TESTS)))
 
 $(BUILD)/cuda/test/%: $(BUILD)/cuda/test/%.o $(if $(LIB_DNNL),$(OPS) $(TOKENIZER))
 	@$(call say,link,$@)
-	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS) $(LIB_DNNL) $(LIB_CMOCKA)
+	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS) $(if $(filter $(CUDA_TESTS_NCCL),$(@F)),$(LIB_NCCL)) $(LIB_DNNL) $(LIB_CMOCKA)
 
 .PRECIOUS: $(BUILD)/cuda/%.o
 .PHONY: cuda cuda-tests cuda-test-names ptxas

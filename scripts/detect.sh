@@ -123,6 +123,24 @@ else
     found "CUDA headers" "missing (CUDA_HOME, x86-64, g++): the tests of the CUDA code are left out"
 fi
 
+# The header is enough for the emulator's NCCL; programs for GPUs link the library. NCCL_HOME: a copy of one's own.
+nccl_include=${NCCL_HOME:+$NCCL_HOME/include} nccl_lib=${NCCL_HOME:+$NCCL_HOME/lib}
+nccl_lib=${nccl_lib:-${nvcc_home:-$cuda_home}/lib64}
+nccl_source='#include <nccl.h>
+int main() { int version; return ncclGetVersion(&version) != ncclSuccess; }'
+if links c++ "$nccl_source" ${nccl_include:+-isystem "$nccl_include"} -isystem "$cuda_include" -c; then
+    echo "NCCL = yes
+NCCL_INCLUDE = $nccl_include" >>"$config"
+    if links c++ "$nccl_source" ${nccl_include:+-isystem "$nccl_include"} -isystem "$cuda_include" -L"$nccl_lib" -lnccl; then
+        echo "LIB_NCCL = -L$nccl_lib -Xlinker -rpath=$nccl_lib -lnccl" >>"$config"
+        found NCCL "several GPUs"
+    else
+        found NCCL "header only: emulated ranks, no library for GPUs"
+    fi
+else
+    found NCCL "missing (NCCL_HOME, libnccl-dev): one GPU only, no tests of several"
+fi
+
 echo "CONFIG_DEFINES =$defines" >>"$config"
 rm -rf "$tmp"
 if [ -n "$required" ] && [ "${PARTIAL:-0}" != 1 ]; then

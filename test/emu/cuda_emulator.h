@@ -56,6 +56,7 @@ struct Config {
     bool protect;       // EMU_PROTECT: host code that touches device memory crashes (default no)
     size_t smem_limit;  // EMU_SHARED: bytes of shared memory a block may opt in to (default 227 KiB)
     size_t memory;      // EMU_MEMORY: bytes of device memory (default 4 GiB)
+    int devices;        // EMU_DEVICES: devices to choose from (default 1)
 };
 Config& config();
 

@@ -10,6 +10,7 @@ warp.cpp        warp collectives: shuffles, votes, reductions, mma, ldmatrix
 async_copy.cpp  cp.async; atomics.cpp: atomics
 launch.cpp      launch checks, distribution of blocks, settings
 memory.cpp      device memory and copies; runtime.cpp: the rest of the CUDA runtime; cublaslt.cpp: matrix products
+nccl.cpp        collectives between processes; nccl_transport.cpp: their shared memory
 checker.cpp     races, bounds and uninitialised reads, in the checker build only
 */
 #ifndef EMULATOR_H

@@ -3,9 +3,11 @@
 # race; plain_fp32, asan_fp32 and race_fp32 are the same with `make PRECISION=fp32`'s type of weights.
 
 EMU_CXX ?= g++
-EMU_TESTS = $(patsubst test/%.cu,%,$(wildcard test/test_*.cu))
-EMU_SOURCES = $(wildcard test/emu/*.cpp)
-EMU_FLAGS = $(CXXFLAGS) -g1 -Wno-unknown-pragmas -DCUDA_EMULATOR -isystem $(CUDA_INCLUDE)
+# without nccl.h (NCCL in config.mk) there is neither the emulated NCCL nor what includes it
+EMU_WITHOUT = $(if $(NCCL),,$(shell grep -l '^\#include <nccl.h>' test/*.cu) $(wildcard test/emu/nccl*.cpp))
+EMU_TESTS = $(patsubst test/%.cu,%,$(filter-out $(EMU_WITHOUT),$(wildcard test/test_*.cu)))
+EMU_SOURCES = $(filter-out $(EMU_WITHOUT),$(wildcard test/emu/*.cpp))
+EMU_FLAGS = $(CXXFLAGS) -g1 -Wno-unknown-pragmas -DCUDA_EMULATOR $(NCCL_INCLUDE:%=-isystem %) -isystem $(CUDA_INCLUDE)
 EMU_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
 # of the emulator itself, of the test, of the linker

@@ -1,6 +1,7 @@
 /*
-The rest of the CUDA runtime: streams, events, the description of the device. Everything runs in order and at once;
-the emulated device calls itself an sm_90 with four multiprocessors.
+The rest of the CUDA runtime: streams, events, the description of the devices. Everything runs in order and at once;
+an emulated device calls itself an sm_90 with four multiprocessors. Several devices share one memory: they are there
+for programs of several processes, each of which uses one.
 */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,9 @@ the emulated device calls itself an sm_90 with four multiprocessors.
 
 enum { MULTIPROCESSORS = 4, THREADS_PER_MULTIPROCESSOR = 2048, BLOCKS_PER_MULTIPROCESSOR = 32, RESERVED_SHARED = 1024 };
 
+static int current_device;
+
+static bool is_device(int device) { return device >= 0 && device < emu::config().devices; }
 static cudaError_t ok() { return emu::set_error(cudaSuccess); }
 
 extern "C" {
@@ -89,12 +93,16 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 // the device
 
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
+    *count = emu::config().devices;
     return ok();
 }
-cudaError_t cudaSetDevice(int device) { return emu::set_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+    if (!is_device(device)) { return emu::set_error(cudaErrorInvalidDevice); }
+    current_device = device;
+    return ok();
+}
 cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
+    *device = current_device;
     return ok();
 }
 cudaError_t cudaDriverGetVersion(int* version) {
@@ -107,7 +115,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
-    if (device != 0) { return emu::set_error(cudaErrorInvalidDevice); }
+    if (!is_device(device)) { return emu::set_error(cudaErrorInvalidDevice); }
     memset(static_cast<void*>(p), 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "CUDA emulator");
     p->totalGlobalMem = emu::config().memory;
@@ -123,6 +131,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
     p->maxGridSize[0] = 0x7fffffff;
     p->maxGridSize[1] = p->maxGridSize[2] = 65535;
     p->major = 9;
+    p->pciBusID = device + 1;
     p->multiProcessorCount = MULTIPROCESSORS;
     p->l2CacheSize = 50 << 20;
     p->memoryBusWidth = 5120;
