@@ -55,7 +55,9 @@ deps:
 	@CC="$(CC)" CXX="$(CXX)" scripts/detect.sh $(BUILD)
 
 # ---------------------------------------------------------------- library
-OPS = $(patsubst llmc/%.c,$(BUILD)/llmc/%.o,$(wildcard llmc/*.c))
+# RANKS: what only programs need that run on several processes
+RANKS = $(patsubst %,$(BUILD)/llmc/%.o,ranks rendezvous)
+OPS = $(filter-out $(RANKS) $(BUILD)/llmc/dist.o,$(patsubst llmc/%.c,$(BUILD)/llmc/%.o,$(wildcard llmc/*.c)))
 TOKENIZER = $(BUILD)/llmc/tokenizer.o
 
 $(BUILD)/llmc/%.o: llmc/%.c $(BUILD)/config.mk
@@ -67,6 +69,8 @@ $(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/config.mk
 	@mkdir -p $(@D)
 	@$(call say,c++,$<)
 	$(Q)$(CXX) $(CXXFLAGS) -c -o $@ $<
+
+$(RANKS) $(BUILD)/llmc/dist.o: CFLAGS += $(MPI_CFLAGS)
 
 # ---------------------------------------------------------------- programs
 # The commit goes into every run's args.json; the file changes only when the commit does.
@@ -96,6 +100,8 @@ ifeq ($(BACKEND),cuda)
 train_gpt evaluate: %: $(BUILD)/cuda/% $(BUILD)/backend.txt
 	@cp -f $< $@
 else
+train_gpt: $(RANKS) $(BUILD)/llmc/dist.o
+train_gpt: LDLIBS += $(LIB_MPI)
 train_gpt evaluate: %: $(BUILD)/%.o $(OPS) $(TOKENIZER) $(BUILD)/backend.txt
 	@$(call say,link,$@)
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $(filter %.o,$^) $(LDLIBS)
@@ -108,11 +114,11 @@ dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
 # ---------------------------------------------------------------- tests and benchmarks
 TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
 
-$(BUILD)/test/%: test/%.c $(OPS) $(TOKENIZER)
+$(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 	@mkdir -p $(@D)
 	@$(call say,cc,$<)
 	$(Q)$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
-	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS) -lcmocka
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(filter %.o,$^) $(LDLIBS) $(LIB_MPI) -lcmocka
 
 # these start the shipped programs
 PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \

@@ -236,7 +236,7 @@ static void print_header(const Evaluation* e, const ModelMemory* m, size_t cache
 static void build_model(Evaluation* e) {
     size_t context = longest_context(e), chunk = e->args.seq_batch_size;
     ModelPlan plan;
-    plan.mode = MODE_INFERENCE, plan.B = 1, plan.slots = 1;
+    plan.mode = MODE_INFERENCE, plan.B = 1, plan.slots = 1, plan.shard = 0, plan.shards = 1;
     plan.T = chunk < context ? chunk : context;
     plan.max_length = context;
     ModelMemory memory = model_plan(&e->model, &e->run.config, &plan);

@@ -1,6 +1,9 @@
 /*
 Trains a language model: options, data, training loop. No mathematics: that is in llmc/model.h and the
 operators. This is the CUDA translation unit; it also builds for the CPU with `cc -x c`.
+
+On several ranks every rank runs this program on its share of each batch. Rank 0 alone writes files and prints; what
+decides about the next step (loss, norm, signals) is agreed first, so that all ranks always do the same.
 */
 #include <signal.h>
 #include <sys/file.h>
@@ -11,6 +14,8 @@ operators. This is the CUDA translation unit; it also builds for the CPU with `c
 #include "llmc/logger.h"
 #include "llmc/model.h"
 #include "llmc/model_args.h"
+#include "llmc/model_dist.h"
+#include "llmc/ranks.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
 
@@ -20,7 +25,6 @@ enum { MAX_SKIPPED_STEPS = 10 };
 typedef struct {
     TrainArgs args;
     Options options;
-    size_t rank, ranks;
     size_t tokens_per_step, accumulation;
     DataLoader loader;
     ModelConfig config;
@@ -36,14 +40,58 @@ typedef struct {
     double peak_flops;
     size_t skipped;  // updates skipped in a row
     bool saved;      // the state is on disk
+    int stop;        // the signal at which all ranks have agreed to stop
 } Trainer;
 
-static volatile sig_atomic_t stop_signal;
+// ----------------------------------------------------------------------------
+// signals
 
-// The first signal asks the loop to save and leave; a second one ends the program at once.
+static volatile sig_atomic_t stop_signal;    // that came to this rank
+static volatile sig_atomic_t stop_patience;  // seconds that the other ranks may take to agree; 0: any time
+
+// The first signal asks the loop to save and leave; a second one ends the program at once, unless it comes with the
+// first: launchers repeat signals. When the others are dead, nobody agrees to stop: then an alarm ends this rank.
 static void on_signal(int number) {
+    static time_t first;
+    if (stop_signal && time(NULL) - first > 1) { signal(number, SIG_DFL), raise(number); }
+    if (stop_signal) { return; }
+    first = time(NULL);
     stop_signal = number;
-    signal(number, SIG_DFL);
+    if (stop_patience) { alarm((unsigned)stop_patience); }
+}
+
+static void on_alarm(int number) {
+    static const char message[] =
+        "error: asked to stop, but the other ranks do not answer; resume from the last checkpoint\n";
+    ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    (void)written;
+    _exit(128 + number);
+}
+
+static void catch_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) { signal(numbers[i], on_signal); }
+    signal(SIGALRM, on_alarm);
+}
+
+static const char* signal_name(int number) {
+    return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+}
+
+// For as long as something takes its time, or until the agreement to stop: no alarm. Then at most so many seconds.
+static void be_patient(double seconds) {
+    stop_patience = 0;
+    alarm(0);
+    if (ranks.size == 1 || seconds == 0) { return; }
+    stop_patience = (sig_atomic_t)(seconds + 1);
+    if (stop_signal) { alarm((unsigned)stop_patience); }
+}
+
+// Has any rank been asked to stop? Collective.
+static bool stop_agreed(Trainer* t) {
+    if (!t->stop) { t->stop = ranks_max(stop_signal); }
+    if (t->stop) { be_patient(0); }
+    return t->stop != 0;
 }
 
 // ----------------------------------------------------------------------------
@@ -78,9 +126,9 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
 
 static void open_data(Trainer* t) {
     const TrainArgs* a = &t->args;
-    t->tokens_per_step = train_tokens_per_step(a, t->ranks);
-    t->accumulation = t->tokens_per_step / (a->batch_size * a->sequence_length * t->ranks);
-    size_t val_tokens = train_val_tokens(a, &t->options, t->ranks);
+    t->tokens_per_step = train_tokens_per_step(a, ranks.size);
+    t->accumulation = t->tokens_per_step / (a->batch_size * a->sequence_length * ranks.size);
+    size_t val_tokens = train_val_tokens(a, &t->options, ranks.size);
     if (a->val_loss_every > 0 && val_tokens == 0) {
         fatal("--val_loss_every %zu with no validation tokens; set --val_tokens, or --val_loss_every 0",
               a->val_loss_every);
@@ -89,7 +137,7 @@ static void open_data(Trainer* t) {
     memset(&c, 0, sizeof c);
     char* folder = text("%s/%s", a->data_dir, a->dataset);
     c.folder = folder;
-    c.B = a->batch_size, c.T = a->sequence_length, c.rank = t->rank, c.world = t->ranks;
+    c.B = a->batch_size, c.T = a->sequence_length, c.rank = ranks.rank, c.world = ranks.size;
     c.accumulation = t->accumulation, c.val_tokens = val_tokens;
     c.val_padding = val_tokens > 0 ? a->val_tokens_padding : 0;
     c.overfit_single_batch = a->overfit_single_batch;
@@ -120,6 +168,19 @@ static void print_memory(const Trainer* t, const ModelMemory* memory) {
            t->args.recompute ? " (recomputed)" : "", format_bytes(other, memory->tables + memory->workspace));
 }
 
+static void print_ranks(const Trainer* t) {
+    if (ranks.size == 1) { return; }
+    char bytes[16];
+    printf("ranks    %zu on %zu host%s by %s, each sends at least %s a step", ranks.size, ranks.hosts,
+           ranks.hosts == 1 ? "" : "s", ranks.way,
+           format_bytes(bytes, (size_t)model_network_bytes(&t->model, ranks.size)));
+    if (ranks.threads) { printf(", %zu thread%s each", ranks.threads, ranks.threads == 1 ? "" : "s"); }
+    printf("\n");
+    if (ranks.bound) {
+        printf("         bound to part of the cores by the launcher; mpirun --bind-to none frees all\n");
+    }
+}
+
 static void print_header(const Trainer* t, const ModelMemory* memory) {
     char a[32], b[32], c[32], device[256];
     DataLoaderTokens tokens = dataloader_tokens(&t->loader);
@@ -129,11 +190,12 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
     printf("         validation %s, training %s, steps an epoch %s\n", format_count(a, tokens.validation),
            format_count(b, tokens.training), format_count(c, tokens.steps_per_epoch));
     printf("step     %s tokens: %zu x %zu, %zu rank%s, %zu accumulation step%s\n", format_count(a, t->tokens_per_step),
-           t->args.batch_size, t->args.sequence_length, t->ranks, t->ranks == 1 ? "" : "s", t->accumulation,
+           t->args.batch_size, t->args.sequence_length, ranks.size, ranks.size == 1 ? "" : "s", t->accumulation,
            t->accumulation == 1 ? "" : "s");
     printf("model    %s %s: %s parameters\n", t->args.model_size, t->args.position_encoding,
            format_count(a, t->model.learned_count));
     print_memory(t, memory);
+    print_ranks(t);
     backend_describe(device, sizeof device);
     printf("device   %s\n", device);
     fflush(stdout);
@@ -147,13 +209,14 @@ static void build_model(Trainer* t) {
     plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
     plan.B = a->batch_size, plan.T = a->sequence_length, plan.slots = t->accumulation;
     plan.max_length = sample > plan.T ? sample : plan.T;
+    plan.shard = a->zero_stage ? ranks.rank : 0, plan.shards = a->zero_stage ? ranks.size : 1;
     ModelMemory memory = model_plan(&t->model, &t->config, &plan);
     print_header(t, &memory);
-    size_t needed = model_memory_total(&memory), available = device_memory_available();
+    size_t needed = model_memory_total(&memory), available = device_memory_available() / dist_ranks_per_device();
     if (needed > available) {
         char x[16], y[16];
-        fatal("the model needs %s, the device has %s free; lower --batch_size or --model_size, or use --recompute 1",
-              format_bytes(x, needed), format_bytes(y, available));
+        fatal("the model needs %s, the device has %s free%s; lower --batch_size or --model_size, or use --recompute 1",
+              format_bytes(x, needed), format_bytes(y, available), dist_ranks_per_device() > 1 ? " for each rank" : "");
     }
     model_allocate(&t->model);
 }
@@ -182,6 +245,20 @@ static void load_weights(Trainer* t) {
         model_init(&t->model, a->seed);
     }
     t->state.dataset_tokens = tokens;
+    ranks_check_same("state", &t->state, sizeof t->state);
+}
+
+// All ranks must have been given the same arguments and data, or they would train different models.
+static void check_ranks(Trainer* t) {
+    cJSON* json = options_to_json(&t->options);
+    DataLoaderTokens tokens = dataloader_tokens(&t->loader);
+    char* arguments = cJSON_PrintUnformatted(json);
+    char* data = text("%zu %zu %zu %u", tokens.total, tokens.shards, t->loader.vocab_size, t->loader.tokenizer_hash);
+    ranks_check_same("arguments", arguments, strlen(arguments));
+    ranks_check_same("data", data, strlen(data));
+    cJSON_free(arguments);
+    cJSON_Delete(json);
+    free(data);
 }
 
 static cJSON* dataset_args_json(const Trainer* t) {
@@ -196,7 +273,7 @@ static cJSON* dataset_args_json(const Trainer* t) {
     cJSON_AddNumberToObject(o, "val_tokens_padding", (double)tokens.padding);
     cJSON_AddNumberToObject(o, "total_tokens", (double)tokens.total);
     cJSON_AddNumberToObject(o, "iterations", (double)tokens.steps_per_epoch);
-    cJSON_AddNumberToObject(o, "num_processes", (double)t->ranks);
+    cJSON_AddNumberToObject(o, "num_processes", (double)ranks.size);
     cJSON_AddNumberToObject(o, "bos", t->loader.bos);
     cJSON_AddNumberToObject(o, "eos", t->loader.eos);
     cJSON_AddNumberToObject(o, "tokenizer_hash", t->loader.tokenizer_hash);
@@ -212,10 +289,9 @@ static void lock_run_folder(const char* folder) {
     }
 }
 
-// A resumed run goes on in its own folder; a new one, or a new phase, gets the next free number.
-static void open_run_folder(Trainer* t) {
+// Rank 0's part: the folder, args.json, the logs.
+static void create_run(Trainer* t, bool same_run) {
     const TrainArgs* a = &t->args;
-    bool same_run = a->checkpoint && !a->reset_steps;
     t->folder = same_run ? checkpoint_run_folder(a->checkpoint)
                          : run_folder_create(a->log_dir, a->model_size, a->position_encoding);
     lock_run_folder(t->folder);
@@ -227,8 +303,19 @@ static void open_run_folder(Trainer* t) {
                     model_args_json(&t->config, a->batch_size, a->sequence_length), build);
     if (same_run) { checkpoint_prune(t->folder, t->state.step, SIZE_MAX); }  // as the logs: steps that come again
     t->logs = run_logs_open(t->folder, same_run ? t->state.step : 0);
-    if (a->debug_batches) {
-        char* path = text("%s/batches.log", t->folder);
+}
+
+// A resumed run goes on in its own folder; a new one, or a new phase, gets the next free number.
+static void open_run_folder(Trainer* t) {
+    ranks_barrier();  // all have read the checkpoint before anything changes
+    if (ranks.rank == 0) { create_run(t, t->args.checkpoint && !t->args.reset_steps); }
+    size_t length = t->folder ? strlen(t->folder) + 1 : 0;
+    ranks_broadcast(&length, sizeof length);
+    if (!t->folder) { t->folder = (char*)xcalloc(length, 1); }
+    ranks_broadcast(t->folder, length);
+    if (t->args.debug_batches) {
+        char* path =
+            ranks.rank == 0 ? text("%s/batches.log", t->folder) : text("%s/batches.rank%zu.log", t->folder, ranks.rank);
         t->batch_log = fopen(path, "a");
         if (!t->batch_log) { fatal("cannot write %s: %s", path, strerror(errno)); }
         free(path);
@@ -240,10 +327,11 @@ static void open_run_folder(Trainer* t) {
 // ----------------------------------------------------------------------------
 // one step
 
-// Sums the gradients of the step's micro-batches; returns the mean loss.
+// Sums the gradients of the step's micro-batches over all ranks, the last one's while they are computed; returns the
+// mean loss of this rank's.
 static double accumulate_gradients(Trainer* t) {
     const TrainArgs* a = &t->args;
-    float scale = 1.0f / (float)(a->batch_size * a->sequence_length * t->accumulation);
+    float scale = (float)(1.0 / (double)t->tokens_per_step);
     model_zero_gradients(&t->model);
     for (size_t micro = 0; micro < t->accumulation; micro++) {
         dataloader_next(&t->loader);
@@ -257,9 +345,33 @@ static double accumulate_gradients(Trainer* t) {
             fflush(t->batch_log);
         }
         model_forward(&t->model, t->loader.inputs, a->batch_size, a->sequence_length);
+        bool overlap = micro + 1 == t->accumulation && a->overlap_communication;
+        t->model.segment_ready = overlap ? model_reduce_segment : NULL;
         model_backward(&t->model, t->loader.targets, scale, micro);
     }
-    return model_mean_loss(&t->model, t->accumulation);
+    t->model.segment_ready = NULL;
+    if (!a->overlap_communication) { model_reduce_gradients(&t->model); }
+    double loss = model_mean_loss(&t->model, t->accumulation);
+    dist_wait();
+    return loss;
+}
+
+// What ranks tell each other about a step.
+typedef struct {
+    double loss, squares;  // this rank's share of the mean loss and of the gradient's squared norm
+    double stop;           // the signal that came to it
+} StepReport;
+
+// The sums over ranks, in their order, so that all ranks decide by the same bits.
+static StepReport agree_on_step(StepReport mine) {
+    StepReport sum = {0, 0, 0}, *all = (StepReport*)xcalloc(ranks.size, sizeof mine);
+    ranks_all_gather(all, &mine, sizeof mine);
+    for (size_t r = 0; r < ranks.size; r++) {
+        sum.loss += all[r].loss, sum.squares += all[r].squares;
+        sum.stop = fmax(sum.stop, all[r].stop);
+    }
+    free(all);
+    return sum;
 }
 
 static void update_weights(Trainer* t, double norm, double rate) {
@@ -276,6 +388,7 @@ static void update_weights(Trainer* t, double norm, double rate) {
     s.seed = t->state.optimizer_step;
     s.adamw = strcmp(a->optimizer, "adamw") == 0;
     model_update(&t->model, &s);
+    model_share_weights(&t->model);
 }
 
 static void print_progress(Trainer* t, double loss, double norm, double rate, double seconds) {
@@ -287,7 +400,7 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
     p.step_seconds = seconds;
     p.tokens_per_second = (double)t->tokens_per_step / seconds;
     p.mfu = p.tokens_per_second * model_flops_per_token(&t->config, t->args.sequence_length) /
-            (t->peak_flops * (double)t->ranks);
+            (t->peak_flops * (double)ranks.size);
     p.seconds_left = step_timer_seconds(&t->timer) * (double)(p.num_steps - p.step);
     puts(format_progress(line, &p));
     fflush(stdout);
@@ -298,19 +411,28 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
 static void train_step(Trainer* t) {
     double started = wall_seconds();
     double rate = learning_rate_at(&t->schedule, t->state.step - t->state.schedule_start);
-    double loss = accumulate_gradients(t);
-    if (t->args.debug_nan_step == t->state.step + 1) { loss = NAN; }
-    double norm = model_gradient_norm(&t->model);
+    StepReport report = {accumulate_gradients(t) / (double)ranks.size, 0, 0};
+    // where nothing is sharded every rank has the whole gradient
+    if (t->model.plan.shards > 1 || ranks.rank == 0) { report.squares = model_gradient_squares(&t->model); }
+    if (t->args.debug_nan_step == t->state.step + 1 && ranks.rank + 1 == ranks.size) { report.loss = NAN; }
+    report.stop = stop_signal;
+    report = agree_on_step(report);
+    t->stop = (int)report.stop;
+    if (t->stop) { be_patient(0); }
+    double loss = report.loss, norm = sqrt(report.squares);
     bool finite = isfinite(loss) && isfinite(norm);
     if (finite) { update_weights(t, norm, rate); }
     device_synchronize();
     DataLoaderState position = dataloader_state(&t->loader);
     t->state.epoch = position.epoch, t->state.position = position.position;
     double seconds = wall_seconds() - started;
-    log_train(&t->logs, t->state.step, loss, norm, rate, seconds, (double)t->tokens_per_step / seconds);
+    if (ranks.rank == 0) {
+        log_train(&t->logs, t->state.step, loss, norm, rate, seconds, (double)t->tokens_per_step / seconds);
+    }
     t->state.step++;
     t->saved = false;
     print_progress(t, loss, norm, rate, seconds);
+    if (!t->stop) { be_patient(5 + 3 * step_timer_seconds(&t->timer)); }
     t->skipped = finite ? 0 : t->skipped + 1;
     if (!finite) { warn("loss or gradient of step %zu is not finite; its update is skipped", t->state.step); }
     if (t->skipped >= MAX_SKIPPED_STEPS) {
@@ -324,24 +446,27 @@ static void train_step(Trainer* t) {
 // ----------------------------------------------------------------------------
 // between steps
 
-// Mean loss over the validation tokens: batches are of one size, so the mean of their means is the mean over tokens.
+// Mean loss over the validation tokens: every rank has as many batches of one size, so the mean of their means is the
+// mean over tokens.
 static void validate(Trainer* t) {
     const TrainArgs* a = &t->args;
     double started = wall_seconds(), sum = 0;
     size_t batches = dataloader_val_batches(&t->loader);
+    bool show_batches = is_terminal(stdout) && ranks.size == 1;  // mpirun shows its ranks a terminal, whatever it has
     for (size_t i = 0; i < batches; i++) {
         dataloader_val_batch(&t->loader, i);
         model_forward(&t->model, t->loader.inputs, a->batch_size, a->sequence_length);
         model_losses(&t->model, t->loader.targets, 0);
         sum += model_mean_loss(&t->model, 1);
-        if (is_terminal(stdout)) { printf("\rvalidating %zu/%zu", i + 1, batches), fflush(stdout); }
-        if (stop_signal) { break; }
+        if (show_batches) { printf("\rvalidating %zu/%zu", i + 1, batches), fflush(stdout); }
+        if (stop_agreed(t)) { break; }
     }
-    if (is_terminal(stdout)) { printf("\r%40s\r", ""); }
-    if (stop_signal) { return; }
-    double loss = sum / (double)batches, seconds = wall_seconds() - started;
-    double tokens = (double)(batches * a->batch_size * a->sequence_length * t->ranks);
-    log_eval(&t->logs, t->state.step, loss, seconds, tokens / seconds);
+    if (show_batches) { printf("\r%40s\r", ""); }
+    if (t->stop) { return; }
+    StepReport report = {sum / (double)(batches * ranks.size), 0, 0};
+    double loss = agree_on_step(report).loss, seconds = wall_seconds() - started;
+    double tokens = (double)(batches * a->batch_size * a->sequence_length * ranks.size);
+    if (ranks.rank == 0) { log_eval(&t->logs, t->state.step, loss, seconds, tokens / seconds); }
     char rate[32];
     printf("val  %zu | loss %.4f perplexity %.2f | %s tok/s\n", t->state.step, loss, exp(loss),
            progress_rate(rate, tokens / seconds));
@@ -373,10 +498,16 @@ static void print_sample(Trainer* t) {
 
 static void save(Trainer* t) {
     if (t->saved) { return; }
+    be_patient(0);
     double started = wall_seconds();
-    cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
-    checkpoint_save(t->folder, &t->model, &t->state, t->args.position_encoding, model_args, t->args.keep_checkpoints);
-    cJSON_Delete(model_args);
+    if (ranks.rank == 0) {
+        cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
+        checkpoint_save(t->folder, &t->model, model_whole_state, &t->state, t->args.position_encoding, model_args,
+                        t->args.keep_checkpoints);
+        cJSON_Delete(model_args);
+    } else {
+        checkpoint_help_save(&t->model, model_whole_state);
+    }
     t->saved = true;
     printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
     fflush(stdout);
@@ -388,23 +519,24 @@ static void train(Trainer* t) {
     const TrainArgs* a = &t->args;
     size_t end = t->state.schedule_start + a->num_iterations;
     if (t->state.step >= end) { printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end); }
-    while (!stop_signal) {
+    while (!stop_agreed(t)) {
         bool last = t->state.step >= end;
         if (last) { save(t); }  // before anything at the end of a run can go wrong
         if (is_due(a->val_loss_every, t->state.step, last)) { validate(t); }
         Random sampler = t->state.sampler;
-        if (is_due(a->sample_every, t->state.step, last) && !stop_signal) { print_sample(t); }
-        if (last || stop_signal) {
+        be_patient(0);  // rank 0 may take its time to save and to sample
+        if (is_due(a->sample_every, t->state.step, last) && !t->stop && ranks.rank == 0) { print_sample(t); }
+        if (last || stop_agreed(t)) {
             t->state.sampler = sampler;  // a resumed run draws the sample of this step again
             break;
         }
         train_step(t);
         if (is_due(a->checkpoint_every, t->state.step, false)) { save(t); }
     }
-    if (stop_signal && t->state.step < end) {
-        save(t);
-        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n",
-               stop_signal == SIGINT ? "SIGINT" : "SIGTERM", t->state.step, t->folder);
+    if (t->stop) { save(t); }
+    if (t->stop && t->state.step < end) {
+        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n", signal_name(t->stop),
+               t->state.step, t->folder);
     }
 }
 
@@ -412,19 +544,21 @@ int main(int argc, char** argv) {
     static Trainer trainer;
     Trainer* t = &trainer;
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
-    t->rank = 0, t->ranks = 1;
+    ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
-    backend_init(t->args.device, t->args.dtype);
+    backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);
+    check_ranks(t);
     open_tokenizer(t);
     build_model(t);
     load_weights(t);
     open_run_folder(t);
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    dist_open();
+    catch_signals();
     t->peak_flops = backend_matmul_rate();
     train(t);
-    run_logs_close(&t->logs);
+    dist_close();
+    if (ranks.rank == 0) { run_logs_close(&t->logs); }
     dataloader_close(&t->loader);
     model_free(&t->model);
     if (t->tokenizer) { tokenizer_close(t->tokenizer); }
@@ -432,5 +566,6 @@ int main(int argc, char** argv) {
     free(t->folder);
     if (t->batch_log) { fclose(t->batch_log); }
     options_free(&t->options);
-    return stop_signal ? 128 + stop_signal : 0;
+    ranks_finish();
+    return t->stop ? 128 + t->stop : 0;
 }

@@ -278,7 +278,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
     static Model model;
     const size_t T = bench->T, B = bench->rows / T;
     const ModelConfig config = configuration(size, encoding, VOCABULARY);
-    const ModelPlan plan = {MODE_TRAIN, B, T, 1, T};
+    const ModelPlan plan = {MODE_TRAIN, B, T, 1, T, 0, 1};
     const size_t bytes = start_model(&model, &config, &plan);
     const std::vector<int> tokens = host_ids(B * T + 1);
     const double rate = backend_matmul_rate();
@@ -298,7 +298,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
 static void bench_prefill(const Bench* bench, const char* size, const char* encoding, size_t context) {
     static Model model;
     const ModelConfig config = configuration(size, encoding, VOCABULARY);
-    const ModelPlan plan = {MODE_INFERENCE, 1, std::min(bench->chunk, context), 1, context};
+    const ModelPlan plan = {MODE_INFERENCE, 1, std::min(bench->chunk, context), 1, context, 0, 1};
     const size_t bytes = start_model(&model, &config, &plan) + kv_cache_bytes(&config, context);
     Prefill prefill = prefill_open(&model, context);
     const std::vector<int> ids = host_ids(context);

@@ -83,7 +83,7 @@ static void run(const Bench* b) {
     static Model model;
     backend_init("cpu", b->dtype);
     ModelConfig config = configuration(b->size, b->encoding, VOCABULARY);
-    ModelPlan plan = {MODE_INFERENCE, 1, b->chunk, 1, b->context};
+    ModelPlan plan = {MODE_INFERENCE, 1, b->chunk, 1, b->context, 0, 1};
     ModelMemory memory = model_plan(&model, &config, &plan);
     size_t planned = model_memory_total(&memory) + kv_cache_bytes(&config, b->context);
     model_allocate(&model);

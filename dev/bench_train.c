@@ -32,7 +32,7 @@ static double median(const double* values, size_t n) {
 
 static void build(Model* model, const char* size, const char* encoding) {
     ModelConfig config = configuration(size, encoding, VOCABULARY);
-    ModelPlan plan = {MODE_TRAIN, B, T, 1, T};
+    ModelPlan plan = {MODE_TRAIN, B, T, 1, T, 0, 1};
     model_plan(model, &config, &plan);
     model_allocate(model);
     model_init(model, 42);

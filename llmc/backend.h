@@ -1,6 +1,7 @@
 /*
 The only place that chooses a backend: under nvcc, or g++ with the emulator of test/emu, every operator's .cuh;
 else the prototypes of ops.h, whose CPU versions are linked in. Everything above this file is the same for all.
+DEVICE_NETWORK is what a program that trains on several ranks includes besides.
 */
 #ifndef BACKEND_H
 #define BACKEND_H
@@ -18,9 +19,11 @@ else the prototypes of ops.h, whose CPU versions are linked in. Everything above
 #include "radam.cuh"
 #include "attention.cuh"
 #include "attention_backward.cuh"
+#define DEVICE_NETWORK "dist.cuh"
 #else
 #include "cpu_common.h"
 #include "ops.h"
+#define DEVICE_NETWORK "dist.h"
 #endif
 // clang-format on
 

@@ -126,17 +126,24 @@ static inline char* checkpoint_find(const char* path) {
 // ----------------------------------------------------------------------------
 // saving
 
+// Where a saved array comes from: model_state, or model_whole_state where the state is spread over ranks.
+typedef const float* (*StateSource)(Model* model, ModelState which);
+
 typedef struct {
-    const Model* model;
-    const float* arrays[2];  // entry i is tensor i / array_count of array i % array_count
-    size_t array_count;
+    Model* model;
+    StateSource source;
+    ModelState first;  // array of entries 0 .. tensor_count - 1; the next array's entries follow
+    const float* array;
+    int held;  // which array that is, -1: none
 } CheckpointSource;
 
 static inline void checkpoint_source(void* context, size_t index, size_t offset, void* chunk, size_t bytes) {
-    const CheckpointSource* s = (const CheckpointSource*)context;
-    const Tensor* t = &s->model->tensors[index / s->array_count];
-    const float* array = s->arrays[index % s->array_count];
-    copy_to_host(chunk, array + t->offset + offset / sizeof(float), bytes);
+    CheckpointSource* s = (CheckpointSource*)context;
+    const Tensor* t = &s->model->tensors[index % s->model->tensor_count];
+    int wanted = (int)s->first + (int)(index / s->model->tensor_count);
+    if (wanted != s->held) { s->array = s->source(s->model, (ModelState)wanted); }
+    s->held = wanted;
+    copy_to_host(chunk, s->array + t->offset + offset / sizeof(float), bytes);
 }
 
 static inline SafeTensorsEntry checkpoint_entry(const Tensor* t, const char* name) {
@@ -147,8 +154,8 @@ static inline SafeTensorsEntry checkpoint_entry(const Tensor* t, const char* nam
     return e;
 }
 
-static inline void checkpoint_save_weights(const char* folder, const Model* model, const RunState* state,
-                                           const char* encoding, const cJSON* model_args) {
+static inline void checkpoint_save_weights(const char* folder, Model* model, StateSource state_source,
+                                           const RunState* state, const char* encoding, const cJSON* model_args) {
     SafeTensorsEntry* entries = (SafeTensorsEntry*)xcalloc(model->tensor_count, sizeof *entries);
     for (size_t i = 0; i < model->tensor_count; i++) {
         entries[i] = checkpoint_entry(&model->tensors[i], model->tensors[i].name);
@@ -157,7 +164,7 @@ static inline void checkpoint_save_weights(const char* folder, const Model* mode
     char* args = cJSON_PrintUnformatted(model_args);
     const char* const metadata[][2] = {
         {"format", "pt"}, {"step", step}, {"position_encoding", encoding}, {"model_args", args}};
-    CheckpointSource source = {model, {model->master, NULL}, 1};
+    CheckpointSource source = {model, state_source, STATE_WEIGHTS, NULL, -1};
     safetensors_write(path, entries, model->tensor_count, metadata, 4, checkpoint_source, &source);
     free(entries);
     free(path);
@@ -165,13 +172,14 @@ static inline void checkpoint_save_weights(const char* folder, const Model* mode
     cJSON_free(args);
 }
 
-static inline void checkpoint_save_optimizer(const char* folder, const Model* model, const RunState* state) {
+static inline void checkpoint_save_optimizer(const char* folder, Model* model, StateSource state_source,
+                                             const RunState* state) {
     static const char* const moments[] = {"exp_avg", "exp_avg_sq"};
     size_t count = 2 * model->tensor_count;
     SafeTensorsEntry* entries = (SafeTensorsEntry*)xcalloc(count, sizeof *entries);
     for (size_t i = 0; i < count; i++) {
-        const Tensor* t = &model->tensors[i / 2];
-        entries[i] = checkpoint_entry(t, text("%s.%s", moments[i % 2], t->name));
+        const Tensor* t = &model->tensors[i % model->tensor_count];
+        entries[i] = checkpoint_entry(t, text("%s.%s", moments[i / model->tensor_count], t->name));
     }
     char* path = text("%s/optimizer.safetensors", folder);
     const char* const metadata[][2] = {
@@ -184,7 +192,7 @@ static inline void checkpoint_save_optimizer(const char* folder, const Model* mo
         {"sampler", text("%llu", (unsigned long long)state->sampler.state)},
     };
     enum { PAIRS = sizeof metadata / sizeof *metadata };
-    CheckpointSource source = {model, {model->m, model->v}, 2};
+    CheckpointSource source = {model, state_source, STATE_MOMENT1, NULL, -1};
     safetensors_write(path, entries, count, metadata, PAIRS, checkpoint_source, &source);
     for (size_t i = 0; i < count; i++) { free((void*)entries[i].name); }
     for (size_t i = 0; i < PAIRS; i++) { free((void*)metadata[i][1]); }
@@ -250,9 +258,10 @@ static inline void checkpoint_prune(const char* run, size_t step, size_t keep) {
     free(steps);
 }
 
-// Saves the run's state as its newest checkpoint and removes all but the `keep` newest up to it.
-static inline void checkpoint_save(const char* run, const Model* model, const RunState* state, const char* encoding,
-                                   const cJSON* model_args, size_t keep) {
+// Saves the run's state as its newest checkpoint and removes all but the `keep` newest up to it. One rank saves; the
+// others call checkpoint_help_save meanwhile when the source needs them.
+static inline void checkpoint_save(const char* run, Model* model, StateSource source, const RunState* state,
+                                   const char* encoding, const cJSON* model_args, size_t keep) {
     static bool registered;
     if (!registered) { atexit(checkpoint_remove_unfinished); }
     registered = true;
@@ -260,8 +269,8 @@ static inline void checkpoint_save(const char* run, const Model* model, const Ru
     checkpoint_remove_stale(run);
     make_directories(unfinished);
     checkpoint_unfinished = unfinished;
-    checkpoint_save_weights(unfinished, model, state, encoding, model_args);
-    checkpoint_save_optimizer(unfinished, model, state);
+    checkpoint_save_weights(unfinished, model, source, state, encoding, model_args);
+    checkpoint_save_optimizer(unfinished, model, source, state);
     checkpoint_remove_folder(folder);  // of an earlier run through the same step
     if (rename(unfinished, folder) != 0) { fatal("%s: cannot rename to %s: %s", unfinished, folder, strerror(errno)); }
     checkpoint_unfinished = NULL;
@@ -271,6 +280,11 @@ static inline void checkpoint_save(const char* run, const Model* model, const Ru
     checkpoint_prune(run, state->step, keep);
     free(folder);
     free(unfinished);
+}
+
+// Asks for the arrays in the order in which the saving rank does.
+static inline void checkpoint_help_save(Model* model, StateSource source) {
+    for (int which = STATE_WEIGHTS; which <= STATE_MOMENT2; which++) { source(model, (ModelState)which); }
 }
 
 // ----------------------------------------------------------------------------
@@ -299,14 +313,19 @@ static inline void checkpoint_check_shape(const char* path, const SafeTensor* sa
           found, wanted);
 }
 
-// Reads one tensor of a file into the same range of a parameter-sized array.
-static inline void checkpoint_read_tensor(const SafeTensors* file, const char* name, const Tensor* t, float* array) {
+// Reads one tensor of a file into the weights, or into the moments `array` where it is not NULL.
+static inline void checkpoint_read_tensor(const SafeTensors* file, const char* name, const Tensor* t, Model* model,
+                                          float* array) {
     const SafeTensor* saved = safetensors_find(file, name);
     if (!saved) { fatal("%s: has no tensor %s; the checkpoint is of another model", file->path, name); }
     checkpoint_check_shape(file->path, saved, t);
     float* values = (float*)xcalloc(t->count, sizeof(float));
     safetensors_read_f32(values, saved);
-    copy_to_device(array + t->offset, values, t->count * sizeof(float));
+    if (array) {
+        model_write_moments(model, array, t, values);
+    } else {
+        model_write_tensor(model, t, values, 0, t->count);
+    }
     free(values);
 }
 
@@ -358,9 +377,9 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
         char *m = text("exp_avg.%s", t->name), *v = text("exp_avg_sq.%s", t->name);
-        checkpoint_read_tensor(&weights, t->name, t, model->master);
-        checkpoint_read_tensor(&moments, m, t, model->m);
-        checkpoint_read_tensor(&moments, v, t, model->v);
+        checkpoint_read_tensor(&weights, t->name, t, model, NULL);
+        checkpoint_read_tensor(&moments, m, t, model, model->m);
+        checkpoint_read_tensor(&moments, v, t, model, model->v);
         free(m);
         free(v);
     }
@@ -376,7 +395,7 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
 static inline void checkpoint_load_weights(Model* model, const char* path) {
     SafeTensors file = safetensors_open(path);
     for (size_t i = 0; i < model->tensor_count; i++) {
-        checkpoint_read_tensor(&file, model->tensors[i].name, &model->tensors[i], model->master);
+        checkpoint_read_tensor(&file, model->tensors[i].name, &model->tensors[i], model, NULL);
     }
     model_parameters_changed(model);
     safetensors_close(&file);
@@ -390,7 +409,7 @@ static inline void checkpoint_init_from(Model* model, const char* path, uint64_t
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
         if (safetensors_find(&file, t->name)) {
-            checkpoint_read_tensor(&file, t->name, t, model->master);
+            checkpoint_read_tensor(&file, t->name, t, model, NULL);
             matched++;
         } else {
             model_init_tensor(model, t, seed);

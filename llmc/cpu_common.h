@@ -43,6 +43,7 @@ static inline void copy_to_host(void* host, const void* device, size_t bytes) { 
 static inline void copy_floats_to_host(float* host, const floatX* device, size_t n) {
     memcpy(host, device, n * sizeof(float));
 }
+static inline void device_copy(void* to, const void* from, size_t bytes) { memcpy(to, from, bytes); }
 static inline void device_synchronize(void) {}
 
 // Checks and applies --device and --dtype; ends the program with one line when the build cannot do it.

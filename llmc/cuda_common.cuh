@@ -104,6 +104,10 @@ void copy_to_device(void* device, const void* host, size_t bytes) {
     }
 }
 
+void device_copy(void* to, const void* from, size_t bytes) {
+    cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, main_stream));
+}
+
 void copy_to_host(void* host, const void* device, size_t bytes) {
     cudaCheck(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, main_stream));
     device_synchronize();

@@ -88,6 +88,15 @@ typedef struct {
     bool trainable;
 } Tensor;
 
+// A stretch of the parameter arrays whose gradients are complete at the same time: the matrices of a layer, say, or
+// all that is no matrix in a layer. With a sharded optimiser only part of a sharded segment is updated here.
+typedef struct {
+    size_t offset, count;
+    size_t begin, end;  // within the segment, what this optimiser updates
+    size_t moments;     // where the moments of begin .. end are in m and v
+    bool sharded;
+} Segment;
+
 // ----------------------------------------------------------------------------
 // activations
 
@@ -141,16 +150,17 @@ typedef enum { MODE_INFERENCE, MODE_TRAIN, MODE_TRAIN_RECOMPUTE } ModelMode;
 // What a model is built for.
 typedef struct {
     ModelMode mode;
-    size_t B, T;        // rows of one forward pass: at most B*T
-    size_t slots;       // micro-steps whose losses are kept
-    size_t max_length;  // longest context: positions of tables, entries of a cache; at least T
+    size_t B, T;           // rows of one forward pass: at most B*T
+    size_t slots;          // micro-steps whose losses are kept
+    size_t max_length;     // longest context: positions of tables, entries of a cache; at least T
+    size_t shard, shards;  // which part of the optimiser's state is here, of how many
 } ModelPlan;
 
 typedef struct {
     size_t parameters, gradients, optimizer, activations, tables, workspace;  // bytes
 } ModelMemory;
 
-typedef struct {
+typedef struct Model {
     ModelConfig config;
     ModelPlan plan;
 
@@ -158,10 +168,16 @@ typedef struct {
     size_t tensor_count;
     size_t param_offset[PARAM_COUNT], layer_stride, param_count;  // elements; of layer 0, between layers, in all
     size_t learned_count;                                         // parameters that a checkpoint holds
+    Segment* segments;  // token embedding, output head, the model's vectors; each layer's matrices, vectors
+    size_t segment_count, moment_count;
+
+    // Called in the backward pass whenever a segment's gradients are complete; NULL: nobody wants to know.
+    void (*segment_ready)(struct Model* model, const Segment* segment);
 
     float* master;   // [param_count] fp32
     floatX* params;  // the compute copy, with the same offsets; where floatX is fp32 it is master itself
-    float *grads, *m, *v;
+    float* grads;    // [param_count]
+    float *m, *v;    // [moment_count], found through the segments; without shards with the same offsets
 
     size_t act_offset[ACT_COUNT], act_stride[ACT_COUNT], act_bytes;  // bytes; of layer 0, between layers, in all
     char* activations;
@@ -248,6 +264,32 @@ static inline void model_layout_params(Model* model) {
     assert(model->param_offset[PARAM_wk] == model->param_offset[PARAM_wq] + NH * HS * C);
     assert(model->param_offset[PARAM_wv] == model->param_offset[PARAM_wk] + NKV * HS * C);
     assert(model->param_offset[PARAM_w3] == model->param_offset[PARAM_w1] + F * C);
+}
+
+static inline void model_add_segment(Model* model, size_t offset, size_t end, bool matrices) {
+    Segment s = {offset, end - offset, 0, end - offset, model->moment_count, matrices && model->plan.shards > 1};
+    if (s.sharded) {
+        s.begin = part_begin(s.count, model->plan.shard, model->plan.shards);
+        s.end = part_begin(s.count, model->plan.shard + 1, model->plan.shards);
+    }
+    model->segments[model->segment_count++] = s;
+    model->moment_count += s.end - s.begin;
+}
+
+enum { SEGMENT_EMBEDDING, SEGMENT_OUTPUT, SEGMENT_VECTORS, SEGMENT_LAYERS };
+
+// Segments in the order of memory; vectors are too small to be worth sharding.
+static inline void model_layout_segments(Model* model) {
+    const size_t L = model->config.L, *at = model->param_offset;
+    model->segments = (Segment*)xcalloc(SEGMENT_LAYERS + 2 * L, sizeof(Segment));
+    model_add_segment(model, at[PARAM_tok_embeddings], at[PARAM_output], true);
+    model_add_segment(model, at[PARAM_output], at[PARAM_norm], true);
+    model_add_segment(model, at[PARAM_norm], at[PARAM_wq], false);
+    for (size_t layer = 0; layer < L; layer++) {
+        size_t shift = layer * model->layer_stride;
+        model_add_segment(model, at[PARAM_wq] + shift, at[PARAM_attention_norm] + shift, true);
+        model_add_segment(model, at[PARAM_attention_norm] + shift, at[PARAM_wq] + shift + model->layer_stride, false);
+    }
 }
 
 static inline void model_layout_activations(Model* model) {
@@ -348,13 +390,14 @@ static inline ModelMemory model_plan(Model* model, const ModelConfig* config, co
     model->plan = *plan;
     assert(plan->B > 0 && plan->T > 0 && plan->max_length >= plan->T && plan->slots > 0);
     model_layout_params(model);
+    model_layout_segments(model);
     model_layout_activations(model);
     bool training = plan->mode != MODE_INFERENCE;
     size_t fp32 = model->param_count * sizeof(float);
     ModelMemory memory;
     memory.parameters = sizeof(floatX) == sizeof(float) ? fp32 : fp32 + model->param_count * sizeof(floatX);
     memory.gradients = training ? fp32 : 0;
-    memory.optimizer = training ? 2 * fp32 : 0;
+    memory.optimizer = training ? 2 * model->moment_count * sizeof(float) : 0;
     memory.activations = model->act_bytes;
     memory.tables = sizeof(float) * (model_position_table_size(config, plan->max_length) +
                                      model_bias_table_count(config) * config->NH * plan->max_length);
@@ -382,8 +425,8 @@ static inline void model_allocate(Model* model) {
         sizeof(floatX) == sizeof(float) ? (floatX*)model->master : (floatX*)device_malloc(n * sizeof(floatX));
     if (model->plan.mode != MODE_INFERENCE) {
         model->grads = (float*)device_malloc(n * sizeof(float));
-        model->m = (float*)device_malloc(n * sizeof(float));
-        model->v = (float*)device_malloc(n * sizeof(float));
+        model->m = (float*)device_malloc(model->moment_count * sizeof(float));
+        model->v = (float*)device_malloc(model->moment_count * sizeof(float));
     }
     model->activations = (char*)device_malloc(model->act_bytes);
     model_fill_position_table(model);
@@ -399,15 +442,36 @@ static inline void model_free(Model* model) {
                       model->activations, model->position_table, model->bias_tables, model->workspace};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) { device_free(memory[i]); }
     free(model->tensors);
+    free(model->segments);
     memset(model, 0, sizeof *model);
 }
 
 // ----------------------------------------------------------------------------
 // initial values, checkpoint values
 
+typedef enum { STATE_WEIGHTS, STATE_MOMENT1, STATE_MOMENT2 } ModelState;
+
+// The array of the state; moments are those of this optimiser, see Segment.
+static inline const float* model_state(Model* model, ModelState which) {
+    return which == STATE_WEIGHTS ? model->master : which == STATE_MOMENT1 ? model->m : model->v;
+}
+
 // Copies count host values into a tensor, starting at element `first` of it.
 static inline void model_write_tensor(Model* model, const Tensor* t, const float* values, size_t first, size_t count) {
     copy_to_device(model->master + t->offset + first, values, count * sizeof(float));
+}
+
+// Copies count host values into the moments `array` (m or v) of a tensor, as far as this optimiser has them.
+static inline void model_write_moments(Model* model, float* array, const Tensor* t, const float* values) {
+    for (size_t i = 0; i < model->segment_count; i++) {
+        const Segment* s = &model->segments[i];
+        size_t begin = s->offset + s->begin, end = s->offset + s->end;
+        begin = begin > t->offset ? begin : t->offset;
+        end = end < t->offset + t->count ? end : t->offset + t->count;
+        if (begin >= end) { continue; }
+        float* moments = array + s->moments + (begin - s->offset - s->begin);
+        copy_to_device(moments, values + (begin - t->offset), (end - begin) * sizeof(float));
+    }
 }
 
 // Call after writing tensors: refreshes what is derived from them.

@@ -235,6 +235,10 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
                      model->workspace, N, C);
 }
 
+static inline void segment_ready(Model* model, size_t segment) {
+    if (model->segment_ready) { model->segment_ready(model, &model->segments[segment]); }
+}
+
 // Adds to the gradients those of scale * (sum of losses over targets[B*T]) after model_forward; the losses
 // go to the given slot. The activations are used up.
 static inline void model_backward(Model* model, const int* targets, float scale, size_t slot) {
@@ -247,6 +251,7 @@ static inline void model_backward(Model* model, const int* targets, float scale,
     copy_to_device(a.targets, targets, N * sizeof(int));
     cross_entropy_head(a.losses + slot * N, a.d_norm, g.output, a.final_norm, p.output, a.targets, scale,
                        model->workspace, N, C, V);
+    segment_ready(model, SEGMENT_OUTPUT);
     device_zero(a.d_residual, N * C * sizeof(floatX));
     rmsnorm_backward(a.d_residual, g.norm, a.d_norm, a.residual_final, p.norm, a.final_rstd, model->workspace, N, C);
     for (size_t layer = L; layer-- > 0;) {
@@ -258,8 +263,12 @@ static inline void model_backward(Model* model, const int* targets, float scale,
         }
         backward_ffn(model, layer, N);
         backward_attention(model, layer, &pass);
+        segment_ready(model, SEGMENT_LAYERS + 2 * layer);
+        segment_ready(model, SEGMENT_LAYERS + 2 * layer + 1);
     }
+    segment_ready(model, SEGMENT_VECTORS);
     embedding_backward(g.tok_embeddings, a.d_residual, a.tokens, model->workspace, N, C, V);
+    segment_ready(model, SEGMENT_EMBEDDING);
 }
 
 // ----------------------------------------------------------------------------
@@ -274,40 +283,62 @@ typedef struct {
     bool adamw;             // else RAdam
 } UpdateSettings;
 
-// Global norm of the gradients of what is trained; those of frozen parameters are set to zero on the way.
-static inline double model_gradient_norm(Model* model) {
+// Sum of squares of the gradients of what is trained, over what this optimiser updates; what all shards update counts
+// in the first. Gradients of frozen parameters are set to zero on the way.
+static inline double model_gradient_squares(Model* model) {
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
         if (!t->trainable) { device_zero(model->grads + t->offset, t->memory_count * sizeof(float)); }
     }
-    return sqrt(sum_of_squares(model->grads, model->param_count));
+    if (model->plan.shards <= 1) { return sum_of_squares(model->grads, model->param_count); }
+    double sum = 0;
+    for (size_t i = 0; i < model->segment_count; i++) {
+        const Segment* s = &model->segments[i];
+        if (!s->sharded && model->plan.shard > 0) { continue; }
+        sum += sum_of_squares(model->grads + s->offset + s->begin, s->end - s->begin);
+    }
+    return sum;
 }
 
-// Updates the range of tensors first .. last, which share group and follow one another in memory.
-static inline void update_range(Model* model, const UpdateSettings* s, size_t first, size_t last) {
-    const Tensor *t = &model->tensors[first], *end = &model->tensors[last];
-    size_t offset = t->offset, n = end->offset + end->memory_count - offset;
+// Global norm of the gradients of what is trained, on one rank.
+static inline double model_gradient_norm(Model* model) { return sqrt(model_gradient_squares(model)); }
+
+// Updates the parameters [begin, end) of a segment, which are all of one group; `seed` tells ranges apart.
+static inline void update_range(Model* model, const UpdateSettings* s, const Segment* segment, ParamGroup group,
+                                size_t begin, size_t end, size_t seed) {
+    size_t moments = segment->moments + (begin - segment->offset - segment->begin);
     OptimizerStep step;
-    step.learning_rate = t->group == GROUP_PRIOR ? s->prior_learning_rate : s->learning_rate;
+    step.learning_rate = group == GROUP_PRIOR ? s->prior_learning_rate : s->learning_rate;
     step.beta1 = s->beta1, step.beta2 = s->beta2, step.epsilon = s->epsilon;
-    step.weight_decay = t->group == GROUP_MATRIX ? s->weight_decay : 0.0;
+    step.weight_decay = group == GROUP_MATRIX ? s->weight_decay : 0.0;
     step.gradient_scale = s->gradient_scale;
-    step.step = s->step, step.seed = s->seed + first;
-    (s->adamw ? adamw_update : radam_update)(model->master + offset, model->params + offset, model->m + offset,
-                                             model->v + offset, model->grads + offset, &step, n);
+    step.step = s->step, step.seed = s->seed + seed;
+    (s->adamw ? adamw_update : radam_update)(model->master + begin, model->params + begin, model->m + moments,
+                                             model->v + moments, model->grads + begin, &step, end - begin);
 }
 
-// One optimiser step over everything that is trained.
+// One optimiser step over everything that is trained, as far as this optimiser has it: runs of tensors of a segment
+// that share a group and follow one another in memory.
 static inline void model_update(Model* model, const UpdateSettings* settings) {
     const Tensor* t = model->tensors;
-    for (size_t first = 0; first < model->tensor_count;) {
-        size_t last = first;
-        while (last + 1 < model->tensor_count && t[last + 1].group == t[first].group &&
-               t[last + 1].trainable == t[first].trainable) {
-            last++;
+    size_t first = 0;
+    for (size_t i = 0; i < model->segment_count; i++) {
+        const Segment* s = &model->segments[i];
+        size_t own_begin = s->offset + s->begin, own_end = s->offset + s->end;
+        while (first < model->tensor_count && t[first].offset < s->offset + s->count) {
+            size_t last = first;
+            while (last + 1 < model->tensor_count && t[last + 1].offset < s->offset + s->count &&
+                   t[last + 1].group == t[first].group && t[last + 1].trainable == t[first].trainable) {
+                last++;
+            }
+            size_t begin = t[first].offset, end = t[last].offset + t[last].memory_count;
+            begin = begin > own_begin ? begin : own_begin;
+            end = end < own_end ? end : own_end;
+            if (t[first].trainable && begin < end) {
+                update_range(model, settings, s, t[first].group, begin, end, first);
+            }
+            first = last + 1;
         }
-        if (t[first].trainable) { update_range(model, settings, first, last); }
-        first = last + 1;
     }
     model->tables_stale = true;
 }

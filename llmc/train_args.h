@@ -34,6 +34,8 @@ typedef struct {
     size_t checkpoint_every, keep_checkpoints;
     const char *dtype, *device;
     bool recompute, compile, tensorcores;
+    size_t zero_stage;
+    bool overlap_communication;
     bool overfit_single_batch, debug_batches;
     size_t debug_nan_step;
 } TrainArgs;
@@ -113,12 +115,15 @@ static inline Options train_options(TrainArgs* a) {
         OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16 float16", "precision of matrix products"),
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_BOOL(a->recompute, "0", "compute activations again in the backward pass: less memory, more time"),
+        OPT_SIZE(a->zero_stage, "0", 0, 1, "1: each rank holds and updates its share of the optimiser's state"),
+        OPT_BOOL(a->overlap_communication, "1", "sum gradients over ranks during the backward pass"),
         OPT_IGNORED(a->compile, "accepted, changes nothing"),
         OPT_IGNORED(a->tensorcores, "accepted, changes nothing"),
         OPT_GROUP("Debugging"),
         OPT_BOOL(a->overfit_single_batch, "0", "train on the first batch only"),
         OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log"),
-        OPT_SIZE(a->debug_nan_step, "0", 0, 1e12, "take the loss of this step for NaN, counted from 1; 0: never"),
+        OPT_SIZE(a->debug_nan_step, "0", 0, 1e12,
+                 "take the last rank's loss of this step for NaN, counted from 1; 0: never"),
     };
     return options_create("train_gpt", "Trains a language model on token shards and writes a run folder.", rows,
                           sizeof rows / sizeof *rows);

@@ -25,10 +25,15 @@ for our own bugs only. Compiles as C11 and as C++.
 #define EXTERN_C extern
 #endif
 
-// Called before a fatal exit, so that a run on many ranks can stop all of them. Weak, so that the
+// fatal_hook is called before a fatal exit. fatal_report, where there are several processes, says the error in the
+// place of fatal() and ends the others; warnings_off: another process gives the warnings. Weak, so that the
 // translation units of a program share one variable without a source file of its own.
 EXTERN_C void (*fatal_hook)(void);
 __attribute__((weak)) void (*fatal_hook)(void);
+EXTERN_C void (*fatal_report)(const char* message);
+__attribute__((weak)) void (*fatal_report)(const char* message);
+EXTERN_C bool warnings_off;
+__attribute__((weak)) bool warnings_off;
 
 // Prints "error: MESSAGE" on one line and exits with status 1. Says what, where, expected, what to do.
 __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const char* format, ...) {
@@ -38,7 +43,11 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    fprintf(stderr, "error: %s\n", message);
+    if (fatal_report) {
+        fatal_report(message);
+    } else {
+        fprintf(stderr, "error: %s\n", message);
+    }
     fflush(stderr);
     if (fatal_hook) { fatal_hook(); }
     exit(1);
@@ -46,6 +55,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
 
 // Prints "warning: MESSAGE" on one line and goes on.
 __attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {
+    if (warnings_off) { return; }
     fflush(stdout);
     va_list args;
     va_start(args, format);
@@ -59,6 +69,12 @@ __attribute__((format(printf, 1, 2))) static inline void warn(const char* format
 // memory
 
 static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Part i of n elements is part_begin(n, i, parts) .. part_begin(n, i + 1, parts): equal parts of whole cache
+// lines of fp32, and what is left over in the last.
+static inline size_t part_begin(size_t n, size_t part, size_t parts) {
+    return part == parts ? n : n / parts / 16 * 16 * part;
+}
 
 // count * size bytes of zeroed host memory; never returns NULL. Release with free().
 static inline void* xcalloc(size_t count, size_t size) {

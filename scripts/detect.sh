@@ -61,6 +61,20 @@ else
     required="$required libcjson-dev"
 fi
 
+# through the compiler wrapper's answers, for the paths differ from MPI to MPI (Open MPI, then MPICH's spelling)
+mpi_flags=$(mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | cut -d " " -f 2-)
+mpi_libs=$(mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d " " -f 2-)
+if links c '#include <mpi.h>
+int main(void) { int version, minor; return MPI_Get_version(&version, &minor); }' $mpi_flags $mpi_libs; then
+    echo "MPI_CFLAGS = $mpi_flags
+LIB_MPI = $mpi_libs" >>"$config"
+    defines="$defines -DHAVE_MPI"
+    found MPI "training on several processes"
+else
+    found MPI "missing: one process"
+    missing="$missing libopenmpi-dev"
+fi
+
 if links c++ '#include <sentencepiece_processor.h>
 int main() { sentencepiece::SentencePieceProcessor p; return p.GetPieceSize() != 0; }' -lsentencepiece; then
     echo "LIB_SENTENCEPIECE = -lsentencepiece" >>"$config"

@@ -3,7 +3,7 @@
 # Packages that are already there cost nothing. `scripts/install_deps.sh --list` only prints the names.
 set -eu
 packages="gcc g++ make git ca-certificates libdnnl-dev libsentencepiece-dev libcjson-dev libcmocka-dev python3 python3-pip
-    sentencepiece gnuplot-nox fonts-dejavu-core"
+    sentencepiece gnuplot-nox fonts-dejavu-core libopenmpi-dev openmpi-bin"
 [ "${1:-}" = --list ] && { echo $packages; exit 0; }
 
 missing=""

@@ -82,7 +82,7 @@ static void load_weights(Model* model, const SafeTensors* file) {
 
 static Model model_of(const Case* c, ModelMode mode, size_t B, size_t slots) {
     Model model;
-    ModelPlan plan = {mode, B, c->T, slots, c->T};
+    ModelPlan plan = {mode, B, c->T, slots, c->T, 0, 1};
     model_plan(&model, &c->config, &plan);
     model_allocate(&model);
     load_weights(&model, &c->file);
@@ -289,7 +289,7 @@ static float* gradients_of(const Case* c, ModelMode mode, size_t micro_steps) {
 
 static void check_recompute(const Case* c) {
     Model shape;
-    ModelPlan plan = {MODE_TRAIN, c->B, c->T, 1, c->T};
+    ModelPlan plan = {MODE_TRAIN, c->B, c->T, 1, c->T, 0, 1};
     model_plan(&shape, &c->config, &plan);
     float *kept = gradients_of(c, MODE_TRAIN, 1), *again = gradients_of(c, MODE_TRAIN_RECOMPUTE, 1);
     assert_memory_equal(kept, again, shape.param_count * sizeof(float));

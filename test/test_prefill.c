@@ -22,7 +22,7 @@ static Model random_model(const char* encoding, size_t chunk, size_t context) {
     c.posenc.alpha_init = "sampled", c.posenc.beta_init = "sampled";
     model_config_check(&c);
     Model model;
-    ModelPlan plan = {MODE_INFERENCE, 1, chunk, 1, context};
+    ModelPlan plan = {MODE_INFERENCE, 1, chunk, 1, context, 0, 1};
     model_plan(&model, &c, &plan);
     model_allocate(&model);
     model_init(&model, 3);
@@ -130,7 +130,7 @@ static void test_memory_of_70000_tokens(void** state) {
     posenc_parse("bam_ssmax", &c.encoding, &c.ssmax);
     model_config_check(&c);
     Model model;
-    ModelPlan plan = {MODE_INFERENCE, 1, 1024, 1, CONTEXT};
+    ModelPlan plan = {MODE_INFERENCE, 1, 1024, 1, CONTEXT, 0, 1};
     ModelMemory memory = model_plan(&model, &c, &plan);
     size_t bytes = model_memory_total(&memory) + kv_cache_bytes(&c, CONTEXT);
     assert_true(bytes < (size_t)1 << 30);  // logits of all rows alone would be 9 GB
