@@ -11,7 +11,7 @@ comma := ,
 # machine code for each capability, and the newest one's PTX for devices that came later
 NVCC_ARCHS = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
-NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(if $(filter fp32,$(PRECISION)),-DPRECISION_FP32) -Werror all-warnings \
+NVCC_FLAGS = -std=c++17 -O3 --threads 2 $(if $(LIB_NCCL),-DHAVE_NCCL) $(if $(filter fp32,$(PRECISION)),-DPRECISION_FP32) -Werror all-warnings \
              $(NCCL_INCLUDE:%=-isystem %) \
              -Xcompiler -Wall,-Wextra,-Werror$(foreach f,$(OPENMP_CFLAGS),$(comma)$(f))
 CUDA_LIBS = -L$(CUDA_LIB) -Xlinker -rpath=$(CUDA_LIB) -lcublasLt $(LIB_SENTENCEPIECE) $(LIB_CJSON) \
@@ -41,6 +41,8 @@ $(BUILD)/cuda/%.o: %.cu $(BUILD)/cuda/flags.txt
 	$(call run_nvcc,)
 
 CUDA_PROGRAMS = $(BUILD)/cuda/train_gpt $(BUILD)/cuda/evaluate
+$(BUILD)/cuda/train_gpt: $(RANKS)
+$(BUILD)/cuda/train_gpt: CUDA_LIBS += $(LIB_NCCL) $(patsubst -Wl$(comma)%,-Xlinker %,$(LIB_MPI))
 $(CUDA_PROGRAMS): %: %.o $(TOKENIZER)
 	@$(call say,link,$@)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)

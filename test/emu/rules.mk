@@ -45,7 +45,7 @@ $(foreach build,plain asan race,$(eval $(call EMU_PROGRAM,$(build)_fp32,$(build)
 
 # The shipped programs on the emulated device, linked as for a GPU: without the operators of the CPU.
 # $(call EMU_SHIPPED,folder,build,flags)
-EMU_BUILD_INFO = -DBAMC_COMMIT='"$(shell cat $(BUILD)/commit.txt)"' -DBAMC_FLAGS='"$(EMU_CXX) -DCUDA_EMULATOR"'
+EMU_BUILD_INFO = $(if $(NCCL),-DHAVE_NCCL) -DBAMC_COMMIT='"$(shell cat $(BUILD)/commit.txt)"' -DBAMC_FLAGS='"$(EMU_CXX) -DCUDA_EMULATOR"'
 define EMU_SHIPPED
 $(BUILD)/emu/$(1)/train_gpt.o: train_gpt.cu $(BUILD)/config.mk $(BUILD)/commit.txt
 $(BUILD)/emu/$(1)/evaluate.o: evaluate.c $(BUILD)/config.mk
@@ -53,6 +53,8 @@ $(BUILD)/emu/$(1)/train_gpt.o $(BUILD)/emu/$(1)/evaluate.o:
 	@mkdir -p $$(@D)
 	$$(EMU_CXX) $$(EMU_FLAGS) $$(EMU_BUILD_INFO) $$(emu_test_flags_$(2)) $(3) -x c++ -c -o $$@ $$<
 
+$(BUILD)/emu/$(1)/train_gpt: $(RANKS)
+$(BUILD)/emu/$(1)/train_gpt: LDLIBS += $(LIB_MPI)
 $(BUILD)/emu/$(1)/train_gpt $(BUILD)/emu/$(1)/evaluate: %: %.o $(EMU_SOURCES:test/emu/%.cpp=$(BUILD)/emu/$(2)/%.o) \
                                                         $(TOKENIZER)
 	$$(EMU_CXX) $$(emu_link_$(2)) -o $$@ $$^ $$(LDLIBS)
