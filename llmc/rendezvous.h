@@ -4,10 +4,10 @@ that ends every rank within seconds when one of them dies or gives up, whatever 
 
 Everything that is wrong ends in fatal() or, found by the watch while the program computes, in one line on stderr of
 every rank ("error: rank 3 of 8 (host n02) ended without a word") and _exit(1). The calls are collective, in the same
-order on all ranks, and from one thread; only rendezvous_abort() may come from anywhere. Signals neither end nor break
-a call. Tables and files are not left behind: two jobs on one host need two ports, nothing else.
+order on all ranks, and from one thread; only rendezvous_abort() may come from anywhere. A signal with a handler breaks
+no call and never goes to the watch. Two jobs on one host need two ports; no file is left behind.
 
-An all_gather of 16 bytes takes 37 us with 2 processes, 0.30 ms with 8 and 1.2 ms with 32, on loopback of 2 cores.
+An all_gather of 16 bytes takes 16 us with 2 processes, 0.1 ms with 8 and 0.4 ms with 32, on loopback of 2 cores.
 */
 #ifndef RENDEZVOUS_H
 #define RENDEZVOUS_H
