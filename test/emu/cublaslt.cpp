@@ -319,7 +319,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                               cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
                               const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
                               cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* chosen, void* workspace,
-                              size_t workspace_bytes, cudaStream_t) {
+                              size_t workspace_bytes, cudaStream_t stream) {
+    emu::before_work(stream);
     if (emu::device_failed()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     Product p = make_product(description, layout_a, layout_b, layout_c, layout_d);
     memcpy(&p.alpha, alpha, sizeof p.alpha);

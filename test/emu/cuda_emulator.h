@@ -57,6 +57,7 @@ struct Config {
     size_t smem_limit;  // EMU_SHARED: bytes of shared memory a block may opt in to (default 227 KiB)
     size_t memory;      // EMU_MEMORY: bytes of device memory (default 4 GiB)
     int devices;        // EMU_DEVICES: devices to choose from (default 1)
+    bool late;          // EMU_LATE: collectives run as late as the streams' order allows (default no)
 };
 Config& config();
 
@@ -66,18 +67,20 @@ Config& config();
 // ----------------------------------------------------------------------------
 // launches and shared memory
 
+void before_work(cudaStream_t stream);  // runs what this stream has to wait for
 void run_kernel(const void* function, const char* name, dim3 grid, dim3 block, size_t dynamic_bytes,
                 void (*body)(void*), void* arguments);
 
 template <class... Parameters, class... Arguments>
-void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_bytes, cudaStream_t,
-            Arguments&&... arguments) {
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_bytes,
+            cudaStream_t stream, Arguments&&... arguments) {
     static_assert(sizeof...(Parameters) == sizeof...(Arguments), "wrong number of kernel arguments");
     struct Call {
         void (*kernel)(Parameters...);
         std::tuple<Parameters...> arguments;
     } call = {kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     auto body = [](void* p) { std::apply(static_cast<Call*>(p)->kernel, static_cast<Call*>(p)->arguments); };
+    before_work(stream);
     run_kernel(reinterpret_cast<const void*>(kernel), name, grid, block, dynamic_bytes, body, &call);
 }
 
