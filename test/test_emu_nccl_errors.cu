@@ -211,10 +211,11 @@ static void test_failure(void** state) {
 }
 
 // ----------------------------------------------------------------------------
-// a forgotten wait between streams, with collectives as late as allowed
+// a forgotten wait between streams, with collectives or kernels as late as allowed
 
-enum Forgotten { NOTHING, WAIT_OF_KERNEL, WAIT_OF_OVERWRITER, WAIT_OF_HOST };
+enum Forgotten { NOTHING, WAIT_OF_KERNEL, WAIT_OF_OVERWRITER, WAIT_OF_HOST, WAIT_OF_COLLECTIVE };
 static Forgotten forgotten;
+static emu::Late late;
 
 static __global__ void add_one(float* x) { x[threadIdx.x] += 1; }
 
@@ -223,7 +224,7 @@ static void two_streams(void) {
     comm = start();
     cudaStream_t compute, communicate;
     cudaEvent_t ready, done;
-    emu::config().late = true;
+    emu::config().late = late;
     cuda_ok(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking));
     cuda_ok(cudaStreamCreateWithFlags(&communicate, cudaStreamNonBlocking));
     cuda_ok(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
@@ -233,14 +234,14 @@ static void two_streams(void) {
     cuda_ok(cudaMemcpyAsync(a, &first, sizeof first, cudaMemcpyHostToDevice, compute));
     LAUNCH(add_one, 1, 1, 0, compute, a);
     cuda_ok(cudaEventRecord(ready, compute));
-    cuda_ok(cudaStreamWaitEvent(communicate, ready, 0));
+    if (forgotten != WAIT_OF_COLLECTIVE) { cuda_ok(cudaStreamWaitEvent(communicate, ready, 0)); }
     nccl_ok(ncclAllReduce(a, b, 1, ncclFloat32, ncclSum, comm, communicate));
     cuda_ok(cudaEventRecord(done, communicate));
     if (forgotten == WAIT_OF_OVERWRITER) { LAUNCH(add_one, 1, 1, 0, compute, a); }
     if (forgotten == WAIT_OF_KERNEL) { LAUNCH(add_one, 1, 1, 0, compute, b); }
     if (forgotten != WAIT_OF_HOST) { cuda_ok(cudaStreamWaitEvent(compute, done, 0)); }
     if (forgotten != WAIT_OF_OVERWRITER) { LAUNCH(add_one, 1, 1, 0, compute, a); }
-    if (forgotten == NOTHING || forgotten == WAIT_OF_OVERWRITER) { LAUNCH(add_one, 1, 1, 0, compute, b); }
+    if (forgotten != WAIT_OF_KERNEL && forgotten != WAIT_OF_HOST) { LAUNCH(add_one, 1, 1, 0, compute, b); }
     cuda_ok(cudaStreamSynchronize(compute));
     cuda_ok(cudaMemcpy(&got[0], a, sizeof got[0], cudaMemcpyDeviceToHost));
     cuda_ok(cudaMemcpy(&got[1], b, sizeof got[1], cudaMemcpyDeviceToHost));
@@ -256,21 +257,28 @@ static void two_streams(void) {
     cuda_ok(cudaStreamDestroy(communicate));
 }
 
-static void test_late(void**) {
-    for (int i = NOTHING; i <= WAIT_OF_HOST; i++) {
-        forgotten = (Forgotten)i;
-        int good = run_ranks(2, two_streams, output, sizeof output);
-        bool found = good == 0 && strstr(output, "not true: got[1]");
-        if (i == NOTHING ? good != 2 : !found) {
-            print_error("forgotten wait %d: %d ranks passed: %s\n", i, good, output);
-            fail();
-        }
+static void check_forgotten(emu::Late what, Forgotten wait, bool is_found) {
+    late = what;
+    forgotten = wait;
+    int good = run_ranks(2, two_streams, output, sizeof output);
+    if (is_found ? good != 0 || !strstr(output, "not true: got[1]") : good != 2) {
+        print_error("late %d, forgotten wait %d: %d ranks passed: %s\n", late, forgotten, good, output);
+        fail();
     }
+}
+
+static void test_late(void**) {
+    check_forgotten(emu::COLLECTIVES_LATE, NOTHING, false);
+    check_forgotten(emu::COLLECTIVES_LATE, WAIT_OF_KERNEL, true);
+    check_forgotten(emu::COLLECTIVES_LATE, WAIT_OF_OVERWRITER, true);
+    check_forgotten(emu::COLLECTIVES_LATE, WAIT_OF_HOST, true);
+    check_forgotten(emu::KERNELS_LATE, NOTHING, false);
+    check_forgotten(emu::KERNELS_LATE, WAIT_OF_COLLECTIVE, true);
 }
 
 // A collective that fails when it is run late is an error of the device.
 static void late_failure(void) {
-    emu::config().late = true;
+    emu::config().late = emu::COLLECTIVES_LATE;
     start_with_buffers();
     cuda_ok(cudaDeviceSynchronize());
     nccl_ok(REDUCE_WITH(rank == 1 ? 9 : 8, ncclFloat32, ncclSum, 0));

@@ -17,7 +17,6 @@ checker.cpp     races, bounds and uninitialised reads, in the checker build only
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
-#include <functional>
 #include <vector>
 
 #include "cuda_emulator.h"
@@ -139,8 +138,7 @@ void device_fault(const char* message);            // prints it; from now on eve
 size_t shared_memory_limit(const void* function);  // bytes of dynamic shared memory that it may ask for
 
 // streams.cpp
-void run_late(cudaStream_t stream, std::function<void()> work);  // when the stream's order demands it
-void finish_delayed();
+void finish_delayed();  // all streams
 
 // memory.cpp
 enum Containment { OUTSIDE, INSIDE, BEYOND_END };

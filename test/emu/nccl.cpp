@@ -288,7 +288,10 @@ ncclResult_t execute(const Operation* o) {
 ncclResult_t submit(const Operation* o) {
     ncclResult_t result = check_operation(o);
     if (result != ncclSuccess) { return result; }
-    if (!emu::config().late) { return execute(o); }
+    if (emu::config().late != emu::COLLECTIVES_LATE) {
+        emu::before_work(o->stream);
+        return execute(o);
+    }
     Operation copy = *o;
     emu::run_late(o->stream, [copy] {
         if (execute(&copy) != ncclSuccess) { emu::device_fault("a collective that was run late has failed"); }

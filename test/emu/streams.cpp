@@ -1,8 +1,8 @@
 /*
-Streams and events. Work runs at once, when it is called, in every stream. With EMU_LATE=1 collectives wait in their
-stream until something demands them: later work of that stream, an event or a synchronization. Then a kernel of
-another stream that forgot to wait for a collective reads what was there before, and one that overwrites its input too
-early changes its result.
+Streams and events. Work runs at once, when it is called, in every stream, which hides a forgotten wait between streams.
+With EMU_LATE=1 collectives, with EMU_LATE=2 kernels and matrix products wait in their stream until something demands
+them: other work of that stream, an event or a synchronization. What forgot to wait for them then reads what was there
+before, or overwrites what they were to read.
 */
 #include <stdlib.h>
 #include <time.h>
@@ -50,7 +50,7 @@ static uint64_t last_before(cudaStream_t stream) {
     return last;
 }
 
-// All up to a number, whatever their streams: communicators want their collectives in one order.
+// All up to a number, whatever their streams: the ranks need their collectives in one order.
 static void finish(uint64_t number) {
     while (!delayed.empty() && delayed.front().number <= number) {
         Delayed first = std::move(delayed.front());
