@@ -1,6 +1,7 @@
 /*
 The emulator's NCCL finds what would hang, or be garbage, on GPUs: ranks that disagree, buffers that do not fit, ranks
-that end, leave, or never come. Each case says what the ranks' calls return and what is printed. Only for the emulator.
+that end, leave, or never come, streams that do not wait. Each case says what the ranks' calls return and what is
+printed. Only for the emulator.
 */
 #include "nccl_util.h"
 
@@ -201,13 +202,99 @@ static void test_failure(void** state) {
     double begin = seconds();
     int good = run_ranks(2, f->run, output, sizeof output);
     double took = seconds() - begin;
-    if (good != f->good || !strstr(output, f->words) || strncmp(output, "emulator: ", 10) != 0 || took > 20) {
+    if (good != f->good || !strstr(output, f->words) || strncmp(output, "emulator: ", 10) != 0 || took > 45) {
         print_error("%s: %d ranks passed, expected %d, in %.1f s; expected '%s' in: %s\n", f->name, good, f->good, took,
                     f->words, output);
         fail();
     }
     assert_false(segment_exists());
 }
+
+// ----------------------------------------------------------------------------
+// a forgotten wait between streams, with collectives or kernels as late as allowed
+
+enum Forgotten { NOTHING, WAIT_OF_KERNEL, WAIT_OF_OVERWRITER, WAIT_OF_HOST, WAIT_OF_COLLECTIVE };
+static Forgotten forgotten;
+static emu::Late late;
+
+static __global__ void add_one(float* x) { x[threadIdx.x] += 1; }
+
+// a = rank + 1, b = sum of a, then a + 1 and b + 1: kernels in one stream, the collective in another.
+static void two_streams(void) {
+    comm = start();
+    cudaStream_t compute, communicate;
+    cudaEvent_t ready, done;
+    emu::config().late = late;
+    cuda_ok(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking));
+    cuda_ok(cudaStreamCreateWithFlags(&communicate, cudaStreamNonBlocking));
+    cuda_ok(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
+    cuda_ok(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+    float first = (float)rank, got[2], *a = (float*)device_values(ncclFloat32, 1, -1, 0);
+    float* b = (float*)device_values(ncclFloat32, 1, -1, 0);
+    cuda_ok(cudaMemcpyAsync(a, &first, sizeof first, cudaMemcpyHostToDevice, compute));
+    LAUNCH(add_one, 1, 1, 0, compute, a);
+    cuda_ok(cudaEventRecord(ready, compute));
+    if (forgotten != WAIT_OF_COLLECTIVE) { cuda_ok(cudaStreamWaitEvent(communicate, ready, 0)); }
+    nccl_ok(ncclAllReduce(a, b, 1, ncclFloat32, ncclSum, comm, communicate));
+    cuda_ok(cudaEventRecord(done, communicate));
+    if (forgotten == WAIT_OF_OVERWRITER) { LAUNCH(add_one, 1, 1, 0, compute, a); }
+    if (forgotten == WAIT_OF_KERNEL) { LAUNCH(add_one, 1, 1, 0, compute, b); }
+    if (forgotten != WAIT_OF_HOST) { cuda_ok(cudaStreamWaitEvent(compute, done, 0)); }
+    if (forgotten != WAIT_OF_OVERWRITER) { LAUNCH(add_one, 1, 1, 0, compute, a); }
+    if (forgotten != WAIT_OF_KERNEL && forgotten != WAIT_OF_HOST) { LAUNCH(add_one, 1, 1, 0, compute, b); }
+    cuda_ok(cudaStreamSynchronize(compute));
+    cuda_ok(cudaMemcpy(&got[0], a, sizeof got[0], cudaMemcpyDeviceToHost));
+    cuda_ok(cudaMemcpy(&got[1], b, sizeof got[1], cudaMemcpyDeviceToHost));
+    cuda_ok(cudaDeviceSynchronize());
+    require(got[0] == (float)(rank + 2));
+    require(got[1] == (float)(ranks * (ranks + 1) / 2 + (forgotten != WAIT_OF_HOST)));
+    cuda_ok(cudaFree(a));
+    cuda_ok(cudaFree(b));
+    nccl_ok(ncclCommDestroy(comm));
+    cuda_ok(cudaEventDestroy(ready));
+    cuda_ok(cudaEventDestroy(done));
+    cuda_ok(cudaStreamDestroy(compute));
+    cuda_ok(cudaStreamDestroy(communicate));
+}
+
+static void check_forgotten(emu::Late what, Forgotten wait, bool is_found) {
+    late = what;
+    forgotten = wait;
+    int good = run_ranks(2, two_streams, output, sizeof output);
+    if (is_found ? good != 0 || !strstr(output, "not true: got[1]") : good != 2) {
+        print_error("late %d, forgotten wait %d: %d ranks passed: %s\n", late, forgotten, good, output);
+        fail();
+    }
+}
+
+static void test_late(void**) {
+    check_forgotten(emu::COLLECTIVES_LATE, NOTHING, false);
+    check_forgotten(emu::COLLECTIVES_LATE, WAIT_OF_KERNEL, true);
+    check_forgotten(emu::COLLECTIVES_LATE, WAIT_OF_OVERWRITER, true);
+    check_forgotten(emu::COLLECTIVES_LATE, WAIT_OF_HOST, true);
+    check_forgotten(emu::KERNELS_LATE, NOTHING, false);
+    check_forgotten(emu::KERNELS_LATE, WAIT_OF_COLLECTIVE, true);
+}
+
+// A collective that fails when it is run late is an error of the device.
+static void late_failure(void) {
+    emu::config().late = emu::COLLECTIVES_LATE;
+    start_with_buffers();
+    cuda_ok(cudaDeviceSynchronize());
+    nccl_ok(REDUCE_WITH(rank == 1 ? 9 : 8, ncclFloat32, ncclSum, 0));
+    cudaDeviceSynchronize();
+    require(cudaGetLastError() == cudaErrorLaunchFailure);
+    nccl_ok(ncclCommDestroy(comm));
+}
+
+static void test_late_failure(void**) {
+    assert_int_equal(run_ranks(2, late_failure, output, sizeof output), 0);  // the program cannot end well
+    assert_non_null(strstr(output, "rank 1 calls ncclReduce of 9 float32"));
+    assert_null(strstr(output, "not true"));
+}
+
+// ----------------------------------------------------------------------------
+// arguments
 
 static void bad_arguments(void) {
     ncclUniqueId none = {{0}};
@@ -242,8 +329,9 @@ static void test_arguments(void**) {
 int main(void) {
     emu::config().seed = 0;  // the order of threads says nothing here
     enum { FAILURES = sizeof failures / sizeof failures[0] };
-    struct CMUnitTest tests[FAILURES + 1] = {cmocka_unit_test(test_arguments)};
-    size_t n = 1;
+    struct CMUnitTest tests[FAILURES + 3] = {cmocka_unit_test(test_arguments), cmocka_unit_test(test_late),
+                                             cmocka_unit_test(test_late_failure)};
+    size_t n = 3;
     for (const Failure& f : failures) { tests[n++] = {f.name, test_failure, NULL, NULL, const_cast<Failure*>(&f)}; }
     return run_nccl_tests(tests, n);
 }

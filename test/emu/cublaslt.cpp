@@ -319,7 +319,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                               cublasLtMatrixLayout_t layout_a, const void* b, cublasLtMatrixLayout_t layout_b,
                               const void* beta, const void* c, cublasLtMatrixLayout_t layout_c, void* d,
                               cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t* chosen, void* workspace,
-                              size_t workspace_bytes, cudaStream_t) {
+                              size_t workspace_bytes, cudaStream_t stream) {
     if (emu::device_failed()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     Product p = make_product(description, layout_a, layout_b, layout_c, layout_d);
     memcpy(&p.alpha, alpha, sizeof p.alpha);
@@ -340,10 +340,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
         (algorithm.workspace > 0 && emu::find_allocation(workspace, algorithm.workspace, &on_device) != emu::INSIDE)) {
         return refuse("the workspace is smaller than the algorithm needs");
     }
-    emu::open_device_memory();
-    if (algorithm.workspace > 0) { memset(workspace, 0xff, algorithm.workspace); }
-    multiply(d, &p, a, b, c);
-    emu::close_device_memory();
+    // by value: the caller may destroy the description before a late product runs
+    Description what = *p.description;
+    Layout layouts[] = {*p.a, *p.b, *p.c, *p.d};
+    auto run = [=] {
+        Product q = {&what, &layouts[0], &layouts[1], &layouts[2], &layouts[3], p.m, p.n, p.k, p.alpha, p.beta};
+        emu::open_device_memory();
+        if (algorithm.workspace > 0) { memset(workspace, 0xff, algorithm.workspace); }
+        multiply(d, &q, a, b, c);
+        emu::close_device_memory();
+    };
+    if (emu::config().late == emu::KERNELS_LATE) {
+        emu::run_late(stream, run);
+    } else {
+        emu::before_work(stream);
+        run();
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -15,6 +15,7 @@ are in this folder. A kernel runs as one fiber per CUDA thread, blocks are sprea
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <functional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -48,6 +49,9 @@ struct Thread {
 
 extern __thread Thread* current;  // the CUDA thread that this core runs; NULL in host code
 
+// Of a kernel and a collective that do not wait for each other, which one runs first.
+enum Late { NOTHING_LATE, COLLECTIVES_LATE, KERNELS_LATE };
+
 // Settings, read from the environment at the first use; a test may change them between launches.
 struct Config {
     unsigned seed;      // EMU_SEED: 0 ascending thread order, 1 descending, 2.. random
@@ -57,6 +61,7 @@ struct Config {
     size_t smem_limit;  // EMU_SHARED: bytes of shared memory a block may opt in to (default 227 KiB)
     size_t memory;      // EMU_MEMORY: bytes of device memory (default 4 GiB)
     int devices;        // EMU_DEVICES: devices to choose from (default 1)
+    int late;           // EMU_LATE: what runs as late as the streams' order allows, see Late (default nothing)
 };
 Config& config();
 
@@ -66,18 +71,27 @@ Config& config();
 // ----------------------------------------------------------------------------
 // launches and shared memory
 
+void before_work(cudaStream_t stream);                           // runs what this stream has to wait for
+void run_late(cudaStream_t stream, std::function<void()> work);  // when the stream's order demands it
 void run_kernel(const void* function, const char* name, dim3 grid, dim3 block, size_t dynamic_bytes,
                 void (*body)(void*), void* arguments);
 
 template <class... Parameters, class... Arguments>
-void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_bytes, cudaStream_t,
-            Arguments&&... arguments) {
+void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t dynamic_bytes,
+            cudaStream_t stream, Arguments&&... arguments) {
     static_assert(sizeof...(Parameters) == sizeof...(Arguments), "wrong number of kernel arguments");
     struct Call {
         void (*kernel)(Parameters...);
         std::tuple<Parameters...> arguments;
     } call = {kernel, std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)};
     auto body = [](void* p) { std::apply(static_cast<Call*>(p)->kernel, static_cast<Call*>(p)->arguments); };
+    if (config().late == KERNELS_LATE) {
+        run_late(stream, [=]() mutable {
+            run_kernel(reinterpret_cast<const void*>(call.kernel), name, grid, block, dynamic_bytes, body, &call);
+        });
+        return;
+    }
+    before_work(stream);
     run_kernel(reinterpret_cast<const void*>(kernel), name, grid, block, dynamic_bytes, body, &call);
 }
 

@@ -9,7 +9,8 @@ barrier.cpp     __syncthreads and named barriers
 warp.cpp        warp collectives: shuffles, votes, reductions, mma, ldmatrix
 async_copy.cpp  cp.async; atomics.cpp: atomics
 launch.cpp      launch checks, distribution of blocks, settings
-memory.cpp      device memory and copies; runtime.cpp: the rest of the CUDA runtime; cublaslt.cpp: matrix products
+memory.cpp      device memory and copies; streams.cpp: streams, events; runtime.cpp: the rest of the CUDA runtime
+cublaslt.cpp    matrix products
 nccl.cpp        collectives between processes; nccl_transport.cpp: their shared memory
 checker.cpp     races, bounds and uninitialised reads, in the checker build only
 */
@@ -135,6 +136,9 @@ cudaError_t set_error(cudaError_t error);  // returns it, or the launch failure 
 bool device_failed();
 void device_fault(const char* message);            // prints it; from now on every call fails
 size_t shared_memory_limit(const void* function);  // bytes of dynamic shared memory that it may ask for
+
+// streams.cpp
+void finish_delayed();  // all streams
 
 // memory.cpp
 enum Containment { OUTSIDE, INSIDE, BEYOND_END };

@@ -29,7 +29,8 @@ Config& config() {
                        environment_number("EMU_PROTECT", 0) != 0,
                        environment_number("EMU_SHARED", 227 << 10),
                        environment_number("EMU_MEMORY", size_t{4} << 30),
-                       static_cast<int>(environment_number("EMU_DEVICES", 1))};
+                       static_cast<int>(environment_number("EMU_DEVICES", 1)),
+                       static_cast<int>(environment_number("EMU_LATE", 0))};
     return c;
 }
 

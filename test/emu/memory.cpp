@@ -1,7 +1,7 @@
 /*
 Device memory and copies. Allocations are cut from one range of addresses with a filled gap behind each, so that a
 write past the end is found when the memory is freed or the program ends; under AddressSanitizer they come from
-malloc, which finds it at once. New memory holds NaN. Everything runs at once: streams and events are in order.
+malloc, which finds it at once. New memory holds NaN.
 */
 #include <stdio.h>
 #include <stdlib.h>
@@ -163,7 +163,8 @@ static cudaError_t check_copy(const void* dst, const void* src, size_t bytes, en
     return cudaSuccess;
 }
 
-static cudaError_t copy(void* dst, const void* src, size_t bytes, enum cudaMemcpyKind kind) {
+static cudaError_t copy(void* dst, const void* src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    before_work(stream);
     if (device_failed() || bytes == 0) { return set_error(cudaSuccess); }
     cudaError_t error = check_copy(dst, src, bytes, kind);
     if (error != cudaSuccess) { return set_error(error); }
@@ -174,7 +175,8 @@ static cudaError_t copy(void* dst, const void* src, size_t bytes, enum cudaMemcp
     return cudaSuccess;
 }
 
-static cudaError_t fill(void* dst, int value, size_t bytes) {
+static cudaError_t fill(void* dst, int value, size_t bytes, cudaStream_t stream) {
+    before_work(stream);
     if (device_failed() || bytes == 0) { return set_error(cudaSuccess); }
     bool on_device;
     if (find_allocation(dst, bytes, &on_device) != INSIDE || !on_device) {
@@ -203,7 +205,9 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
     return emu::set_error(error);
 }
 
+// Waits for the whole device.
 cudaError_t cudaFree(void* p) {
+    emu::finish_delayed();
     if (!p || emu::device_failed()) { return emu::set_error(cudaSuccess); }
     emu::open_device_memory();
     cudaError_t error = emu::release(p);
@@ -238,18 +242,18 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
 }
 
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, enum cudaMemcpyKind kind) {
-    return emu::copy(dst, src, bytes, kind);
+    return emu::copy(dst, src, bytes, kind, NULL);
 }
 
-cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t) {
-    return emu::copy(dst, src, bytes, kind);
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    return emu::copy(dst, src, bytes, kind, stream);
 }
 
 cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width,
-                              size_t height, enum cudaMemcpyKind kind, cudaStream_t) {
+                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
     for (size_t i = 0; i < height; i++) {
         cudaError_t error = emu::copy(static_cast<char*>(dst) + i * dst_pitch,
-                                      static_cast<const char*>(src) + i * src_pitch, width, kind);
+                                      static_cast<const char*>(src) + i * src_pitch, width, kind, stream);
         if (error != cudaSuccess) { return error; }
     }
     return emu::set_error(cudaSuccess);
@@ -266,7 +270,9 @@ cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* src, size_t bytes
     return emu::set_error(cudaSuccess);
 }
 
-cudaError_t cudaMemset(void* dst, int value, size_t bytes) { return emu::fill(dst, value, bytes); }
-cudaError_t cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t) { return emu::fill(dst, value, bytes); }
+cudaError_t cudaMemset(void* dst, int value, size_t bytes) { return emu::fill(dst, value, bytes, NULL); }
+cudaError_t cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t stream) {
+    return emu::fill(dst, value, bytes, stream);
+}
 
 }  // extern "C"

@@ -1,8 +1,9 @@
 /*
 NCCL's collectives between emulated programs, one process a rank, on one machine. A collective runs when it is called,
-or at the end of its group. Ranks exchange chunks through shared memory (nccl_transport.h); every rank sums all
-contributions itself, in the order of the ranks, in fp32 for bf16, so that all have the same bits. What would hang, or
-be garbage, on GPUs is refused with a line on stderr, and then the communicator has failed for every rank.
+or at the end of its group, or later (streams.cpp). Ranks exchange chunks through shared memory (nccl_transport.h);
+every rank sums all contributions itself, in the order of the ranks, in fp32 for bf16, so that all have the same bits.
+What would hang, or be garbage, on GPUs is refused with a line on stderr, and then the communicator has failed for every
+rank.
 */
 #include <errno.h>
 #include <math.h>
@@ -31,6 +32,7 @@ struct Operation {
     const char* send;
     char* recv;
     ncclComm_t comm;
+    cudaStream_t stream;
 };
 
 thread_local std::vector<Operation> group;
@@ -282,10 +284,25 @@ ncclResult_t execute(const Operation* o) {
     return result;
 }
 
-ncclResult_t collective(Call call, const void* send, void* recv, ncclComm_t comm) {
-    Operation o = {call, static_cast<const char*>(send), static_cast<char*>(recv), comm};
+// Now, or, with EMU_LATE, when the stream's order demands it; an error is then one of the device.
+ncclResult_t submit(const Operation* o) {
+    ncclResult_t result = check_operation(o);
+    if (result != ncclSuccess) { return result; }
+    if (emu::config().late != emu::COLLECTIVES_LATE) {
+        emu::before_work(o->stream);
+        return execute(o);
+    }
+    Operation copy = *o;
+    emu::run_late(o->stream, [copy] {
+        if (execute(&copy) != ncclSuccess) { emu::device_fault("a collective that was run late has failed"); }
+    });
+    return ncclSuccess;
+}
+
+ncclResult_t collective(Call call, const void* send, void* recv, ncclComm_t comm, cudaStream_t stream) {
+    Operation o = {call, static_cast<const char*>(send), static_cast<char*>(recv), comm, stream};
     if (!comm) { return ncclInvalidArgument; }
-    if (group_depth == 0) { return execute(&o); }
+    if (group_depth == 0) { return submit(&o); }
     ncclResult_t result = check_operation(&o);
     if (result == ncclSuccess) { group.push_back(o); }
     if (group_result == ncclSuccess) { group_result = result; }
@@ -423,6 +440,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    emu::finish_delayed();
     if (comm) { destroy(comm); }
     return ncclSuccess;
 }
@@ -430,6 +448,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (!comm) { return ncclSuccess; }
     char message[64];
+    emu::finish_delayed();
     snprintf(message, sizeof message, "rank %d has called ncclCommAbort", comm->rank);
     emu::comm_give_up(comm, ncclSystemError, message);
     destroy(comm);
@@ -437,24 +456,24 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 
 ncclResult_t ncclAllReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t) {
-    return collective({ALL_REDUCE, type, op, -1, count}, send, recv, comm);
+                           ncclComm_t comm, cudaStream_t stream) {
+    return collective({ALL_REDUCE, type, op, -1, count}, send, recv, comm, stream);
 }
 ncclResult_t ncclReduceScatter(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t) {
-    return collective({REDUCE_SCATTER, type, op, -1, count}, send, recv, comm);
+                               ncclComm_t comm, cudaStream_t stream) {
+    return collective({REDUCE_SCATTER, type, op, -1, count}, send, recv, comm, stream);
 }
 ncclResult_t ncclReduce(const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                        ncclComm_t comm, cudaStream_t) {
-    return collective({REDUCE, type, op, root, count}, send, recv, comm);
+                        ncclComm_t comm, cudaStream_t stream) {
+    return collective({REDUCE, type, op, root, count}, send, recv, comm, stream);
 }
 ncclResult_t ncclBroadcast(const void* send, void* recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t) {
-    return collective({BROADCAST, type, -1, root, count}, send, recv, comm);
+                           cudaStream_t stream) {
+    return collective({BROADCAST, type, -1, root, count}, send, recv, comm, stream);
 }
 ncclResult_t ncclAllGather(const void* send, void* recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t) {
-    return collective({ALL_GATHER, type, -1, -1, count}, send, recv, comm);
+                           cudaStream_t stream) {
+    return collective({ALL_GATHER, type, -1, -1, count}, send, recv, comm, stream);
 }
 
 ncclResult_t ncclGroupStart() {
@@ -469,7 +488,7 @@ ncclResult_t ncclGroupEnd() {
     }
     if (--group_depth > 0) { return ncclSuccess; }
     ncclResult_t result = group_result;
-    for (size_t i = 0; i < group.size() && result == ncclSuccess; i++) { result = execute(&group[i]); }
+    for (size_t i = 0; i < group.size() && result == ncclSuccess; i++) { result = submit(&group[i]); }
     group.clear();
     group_result = ncclSuccess;
     return result;

@@ -1,11 +1,10 @@
 /*
-The rest of the CUDA runtime: streams, events, the description of the devices. Everything runs in order and at once;
-an emulated device calls itself an sm_90 with four multiprocessors. Several devices share one memory: they are there
+The rest of the CUDA runtime: errors and the description of the devices. An emulated device calls itself an sm_90 with
+four multiprocessors. Several devices share one memory: they are there
 for programs of several processes, each of which uses one.
 */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "emulator.h"
 
@@ -45,48 +44,6 @@ const char* cudaGetErrorString(cudaError_t error) {
         case cudaErrorLaunchFailure: return "unspecified launch failure";
         default: return "unrecognized error code";
     }
-}
-
-// ----------------------------------------------------------------------------
-// streams and events
-
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-    *stream = static_cast<cudaStream_t>(malloc(1));
-    return ok();
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    free(static_cast<void*>(stream));
-    return ok();
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return ok(); }
-cudaError_t cudaStreamQuery(cudaStream_t) { return ok(); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return ok(); }
-cudaError_t cudaDeviceSynchronize() { return ok(); }
-
-// An event is the time at which it was recorded.
-static timespec* time_of(cudaEvent_t event) { return reinterpret_cast<timespec*>(event); }
-
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-    *event = static_cast<cudaEvent_t>(calloc(1, sizeof(timespec)));
-    return ok();
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    free(static_cast<void*>(event));
-    return ok();
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-    clock_gettime(CLOCK_MONOTONIC, time_of(event));
-    return ok();
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return ok(); }
-cudaError_t cudaEventQuery(cudaEvent_t) { return ok(); }
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    const timespec *a = time_of(start), *b = time_of(end);
-    double ns = static_cast<double>(b->tv_nsec - a->tv_nsec);
-    *milliseconds = static_cast<float>(1e3 * static_cast<double>(b->tv_sec - a->tv_sec) + 1e-6 * ns);
-    return ok();
 }
 
 // ----------------------------------------------------------------------------
