@@ -230,6 +230,60 @@ static void test_slurm(void** state) {
     expect_status(1, "SLURM_ARRAY_TASK_ID=0 scripts/slurm_sweep.sh --task " TWO " --log_dir $S/slurm --no_such_flag");
 }
 
+// The command lines of scripts/multi_node, from another folder; what runs in a job is a stand-in for Slurm's programs.
+static void test_multi_node(void** state) {
+    (void)state;
+    static const struct {
+        int status;
+        const char *command, *words;
+    } cases[] = {
+        {0, "NP=3 $D/single_node.sh --seed 1",
+         "mpirun -np 3 --bind-to none --mca odls_base_sigkill_timeout 120 |/train_gpt --seed 1\n"},
+        {0, "CUDA_VISIBLE_DEVICES=0,2 $D/single_node.sh", "mpirun -np 2 "},
+        {0, "echo node1 slots=8 >hosts; NCCL_DEBUG=INFO HOSTFILE=hosts $D/mpirun.sh --seed 1",
+         "mpirun --hostfile hosts --bind-to none |-x NCCL_DEBUG |/train_gpt --seed 1\n"},
+        {1, "HOSTFILE=none $D/mpirun.sh", "error: HOSTFILE='none'"},
+        {0, "NP=2 NODES=2 NODE=1 MASTER_ADDR=node1 $D/env.sh --seed 1",
+         "RANK=2 WORLD_SIZE=4 LOCAL_RANK=0 MASTER_ADDR=node1 MASTER_PORT=29500 |RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 |"
+         "/train_gpt --seed 1\n"},
+        {1, "NP=2 NODES=2 $D/env.sh", "MASTER_ADDR is not set"},
+        {0, "SBATCH_FLAGS=--nodes=2 $D/slurm.sh --seed 1", "sbatch --nodes=2 |/slurm.sh --seed 1\n"},
+        {0, "SLURM_JOB_ID=7 $D/slurm.sh --seed 1", "srun --mpi=none --cpu-bind=none |/train_gpt --seed 1\n"},
+        {0, "SLURM_JOB_ID=7 SLURM_RESTART_COUNT=1 $D/slurm.sh --seed 1",
+         "/train_gpt --checkpoint logs/v1 --checkpoint_args\n"},
+    };
+    expect_status(0, "mkdir -p $S/bin $S/logs/v1; : >$S/logs/v1/model.safetensors");
+    write_scratch("bin/srun", "#!/bin/sh\n[ $1 != --mpi=list ] || exit 0\nshift 3\nexec \"$@\"\n");
+    write_scratch("bin/scontrol", "#!/bin/sh\n[ $1 = show ] && echo StdOut=job.out || echo scontrol \"$@\"\n");
+    write_scratch("job.out", "run      logs/v0\n\nrun      logs/v1\n");
+    expect_status(0, "chmod +x $S/bin/*");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char* command = text("unset TRAIN; D=$PWD/scripts/multi_node; cd $S; export PATH=$S/bin:$PATH DRY_RUN=1; %s",
+                             cases[i].command);
+        expect_status(cases[i].status, command);
+        expect_words(cases[i].words);
+        free(command);
+    }
+
+    // what is told to save exits with 128 + signal; the job is queued again when its time was over, not when cancelled
+    write_scratch("bin/saves",
+                  "#!/bin/sh\ntrap 'sleep 0.3; echo saved; exit 138' USR1\ntrap 'exit 143' TERM\n"
+                  "echo started\nwhile :; do sleep 0.05; done\n");
+#define SIGNALLED(script, processes, signal)                                                              \
+    "D=$PWD/scripts/multi_node; cd $S; chmod +x bin/saves; export PATH=$S/bin:$PATH TRAIN=$S/bin/saves; " \
+    ": >log; " script                                                                                     \
+    " >log 2>&1 & job=$!;"                                                                                \
+    " until [ $(grep -c started log) = " processes                                                        \
+    " ]; do sleep 0.05; done;"                                                                            \
+    " kill -" signal " $job; wait $job; status=$?; cat log; exit $status"
+    expect_status(0, SIGNALLED("SLURM_JOB_ID=7 $D/slurm.sh", "1", "USR1"));
+    expect_words("saved\n|scontrol requeue 7\n");
+    expect_status(143, SIGNALLED("SLURM_JOB_ID=7 $D/slurm.sh", "1", "TERM"));
+    assert_null(strstr(output, "requeue"));
+    expect_status(138, SIGNALLED("NP=2 $D/env.sh", "2", "USR1"));
+    assert_int_equal(count_words(output, "saved\n"), 2);
+}
+
 static void test_published_command(void** state) {
     (void)state;
     expect_status(0, "LAUNCHER='echo mpirun -np 4' BATCH_SIZE=16 scripts/train_paper.sh --seed 3 | tail -n 1");
@@ -237,7 +291,9 @@ static void test_published_command(void** state) {
         "mpirun -np 4 |--num_iterations 20000 |--tokens_per_step 589824 |--position_encoding bam_ssmax |"
         "--model_size l12 |--sequence_length 512 |--batch_size 16 |--weight_decay 0.1 |--learning_rate 1e-3 |"
         "--learning_rate_decay_frac 0.1 |--val_loss_every 32 |--dtype bfloat16 |--seed 3\n");
-    static const char* const scripts[] = {"train_paper", "sweep", "slurm_sweep", "plot"};
+    static const char* const scripts[] = {
+        "train_paper",      "sweep",         "slurm_sweep", "plot", "multi_node/single_node", "multi_node/mpirun",
+        "multi_node/slurm", "multi_node/env"};
     for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
         char* command = text("scripts/%s.sh --help", scripts[i]);
         expect_status(0, command);
@@ -334,6 +390,7 @@ int main(void) {
         cmocka_unit_test(test_sweep_locks),
         cmocka_unit_test(test_sweep_evaluates),
         cmocka_unit_test(test_slurm),
+        cmocka_unit_test(test_multi_node),
         cmocka_unit_test(test_published_command),
         cmocka_unit_test(test_plot),
         cmocka_unit_test(test_plotted_priors),
