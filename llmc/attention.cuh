@@ -307,8 +307,10 @@ static inline size_t attention_backward_bytes(size_t B, size_t T, size_t NH, siz
 }
 
 void attention_choose(const char* name, PosKind encoding, bool ssmax) {
-    if (strcmp(name, "own") == 0) { return; }
+    const bool own = strcmp(name, "own") == 0;
 #ifdef USE_CUDNN
+    cudnn_attention.on = false;
+    if (own) { return; }
     if (ssmax || posenc_info(encoding)->params > 0) {
         fatal(
             "--attention cudnn: cuDNN has neither a learned bias nor Scalable-Softmax, as %s%s needs; use --attention "
@@ -316,16 +318,18 @@ void attention_choose(const char* name, PosKind encoding, bool ssmax) {
             posenc_info(encoding)->name, ssmax ? "_ssmax" : "");
     }
     cudnn_attention.on = true, cudnn_attention.alibi = posenc_info(encoding)->mechanism == POSENC_BIAS;
-#elif defined(PRECISION_FP32)
-    fatal(
-        "--attention cudnn: cuDNN's attention has no float32; use --attention own, or build with 'make cuda "
-        "USE_CUDNN=1' for bfloat16");
 #else
+    (void)encoding, (void)ssmax;
+    if (own) { return; }
+    if (sizeof(floatX) == sizeof(float)) {
+        fatal(
+            "--attention cudnn: cuDNN's attention has no float32; use --attention own, or build with 'make cuda "
+            "USE_CUDNN=1' for bfloat16");
+    }
     fatal(
         "--attention cudnn: this program was built without cuDNN; build it with 'make cuda USE_CUDNN=1', or use "
         "--attention own");
 #endif
-    (void)encoding, (void)ssmax;
 }
 
 size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward) {

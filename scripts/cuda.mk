@@ -83,12 +83,14 @@ $(BUILD)/cuda/dev/bench_cuda: %: %.o $(CUDNN_OBJECT)
 	@$(call say,link,$@)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)
 
-# Tests on a real device. Those that compare with the CPU's operators need oneDNN, all need cmocka. Left to the emulator:
+# Tests on a real device. Those that compare with the CPU's operators need oneDNN, all need cmocka, cuDNN's needs it: the
+# stand-in of the emulator would say nothing about cuDNN. Left to the emulator:
 # test_emu_bugs makes mistakes that only the emulator survives, tests that include one of the CPU read its memory.
 CUDA_TESTS_EMULATED = test_emu_bugs $(basename $(notdir $(shell grep -l '^\#include "test_.*\.c"' test/*.cu)))
 CUDA_TESTS = $(filter-out $(CUDA_TESTS_EMULATED),$(patsubst test/%.cu,%,$(wildcard test/test_*.cu)))
 CUDA_TESTS_OF_CPU = $(basename $(notdir $(shell grep -lE 'cuda_ops_util\.h|namespace cpu' $(CUDA_TESTS:%=test/%.cu))))
-CUDA_TESTS_HERE = $(if $(LIB_CMOCKA),$(if $(LIB_DNNL),$(CUDA_TESTS),$(filter-out $(CUDA_TESTS_OF_CPU),$(CUDA_TESTS))))
+CUDA_TESTS_MISSING = $(if $(LIB_CMOCKA),$(if $(LIB_DNNL),,$(CUDA_TESTS_OF_CPU)) $(if $(CUDNN),,test_cuda_cudnn),$(CUDA_TESTS))
+CUDA_TESTS_HERE = $(filter-out $(CUDA_TESTS_MISSING),$(CUDA_TESTS))
 
 $(BUILD)/cuda/test/%: $(BUILD)/cuda/test/%.o $(if $(LIB_DNNL),$(OPS) $(TOKENIZER)) $(CUDNN_OBJECT)
 	@$(call say,link,$@)
