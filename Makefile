@@ -1,6 +1,7 @@
 # bam.c: `make` builds the programs, `make help` lists everything else.
 # Settings, on the command line or in the environment: CC, CXX, ARCH (native), EXTRA_CFLAGS, BUILD (build), BACKEND
-# (cpu, or cuda where there are nvcc and a GPU); for CUDA also PRECISION (bf16, fp32) and CUDA_ARCHS (80 90 100).
+# (cpu, or cuda where there are nvcc and a GPU); for CUDA also PRECISION (bf16, fp32), CUDA_ARCHS (80 90 100) and
+# USE_CUDNN (1: with cuDNN's attention).
 
 MAKEFLAGS += --no-builtin-rules
 BUILD ?= build
@@ -40,6 +41,7 @@ help:
 	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
 	@echo "make cuda       build for CUDA (CUDA_ARCHS=\"80 90 100\", PRECISION=bf16 or fp32); scripts/gpu_check.sh tests it"
+	@echo "make cuda USE_CUDNN=1   the same with cuDNN's attention for train_gpt --attention cudnn"
 	@echo "make ptxas      registers, spills, shared memory and occupancy of every CUDA kernel against their budgets"
 	@echo "make format     clang-format all sources"
 	@echo "make clean      remove everything that was built"

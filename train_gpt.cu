@@ -124,6 +124,14 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
                                   a->learning_rate_decay_frac, 0.2);
 }
 
+static void choose_attention(const TrainArgs* a) {
+    PosKind encoding;
+    bool ssmax, known = posenc_parse(a->position_encoding, &encoding, &ssmax);
+    assert(known);
+    (void)known;
+    attention_choose(a->attention, encoding, ssmax);
+}
+
 static void open_data(Trainer* t) {
     const TrainArgs* a = &t->args;
     t->tokens_per_step = train_tokens_per_step(a, ranks.size);
@@ -546,6 +554,7 @@ int main(int argc, char** argv) {
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
+    choose_attention(&t->args);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);
     check_ranks(t);

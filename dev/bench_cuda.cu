@@ -4,7 +4,8 @@ the CUDA libraries and nothing else: no data, no run folder. Every rate stands b
 rate, measured in the same process; times are medians between events of the stream.
 
     bench_cuda operators [--rows N] [--T T] [--repetitions N]     every operator at the sizes of l12, attention at 3 HS
-    bench_cuda train SIZE ENCODING [--rows N] [--T T] [--repetitions N]
+    bench_cuda attention [--rows N] [--T T] [--repetitions N]     attention alone, with cuDNN's where it is built in
+    bench_cuda train SIZE ENCODING [--rows N] [--T T] [--repetitions N] [--attention own|cudnn]
     bench_cuda prefill SIZE ENCODING TOKENS [--chunk N]
 
 FLOPs count visible pairs and products only; bytes count every operand once.
@@ -20,6 +21,7 @@ enum { VOCABULARY = 32768 };
 
 typedef struct {
     size_t rows, T, repetitions, chunk;
+    const char* attention;
 } Bench;
 
 // ----------------------------------------------------------------------------
@@ -180,50 +182,106 @@ static void bench_update(const Table* t, size_t n) {
     device_free(master), device_free(m), device_free(v), device_free(gradient);
 }
 
-// Forward and backward at one head size; `biased` adds a bias inside Scalable-Softmax, as bam_ssmax does. Returns the
-// backward's seconds.
-static double bench_attention(const Table* t, size_t B, size_t T, size_t NH, size_t HS, bool biased) {
-    const size_t N = B * T, C = NH * HS, stride = 3 * C;
-    floatX *qkv = random_device(N * stride), *dqkv = random_device(N * stride);
-    floatX *out = random_device(N * C), *dout = random_device(N * C);
-    float *lse = floats(B * NH * T), *bias = floats(NH * T), *dbias = floats(NH * T), *scale = floats(NH);
-    float *dscale = floats(NH), *log_count = floats(N);
-    int *start = (int*)device_malloc(N * sizeof(int)), *tokens = random_ids(N);
+// Attention at one size. Biased: a bias inside Scalable-Softmax, as bam_ssmax has, else nope.
+typedef struct {
+    size_t B, T, NH, HS;
+    size_t parts;  // documents per sequence, of equal length
+    bool biased;
+    const char* kernels;  // as --attention has them
+} AttentionCase;
+
+static int* document_tokens(const AttentionCase* c) {
+    std::vector<int> tokens(c->B * c->T);
+    for (size_t n = 0; n < tokens.size(); n++) { tokens[n] = n % c->T % (c->T / c->parts) == 0 ? 1 : 2; }
+    int* device = (int*)device_malloc(tokens.size() * sizeof(int));
+    copy_to_device(device, tokens.data(), tokens.size() * sizeof(int));
+    return device;
+}
+
+// Three rows: forward, backward, both. Returns the backward's seconds.
+static double time_attention(const Table* t, const AttentionCase* c, const AttentionInput* in, void* workspace) {
+    const size_t N = c->B * c->T, C = c->NH * c->HS, part = c->T / c->parts;
+    floatX *out = random_device(N * C), *dout = random_device(N * C), *dqkv = random_device(N * 3 * C);
+    float *lse = floats(N * c->NH), *dbias = floats(c->NH * c->T), *dscale = floats(c->NH);
+    const double pairs = (double)(c->B * c->NH * c->parts) * (double)part * (double)(part + 1) / 2;
+    const double flops = 4.0 * (double)c->HS * pairs;
+    char name[80], label[120];
+    snprintf(name, sizeof name, "%s T %zu HS %zu%s%s", c->biased ? "bam_ssmax" : "nope", c->T, c->HS,
+             c->parts > 1 ? ", packed documents" : "", strcmp(c->kernels, "cudnn") == 0 ? ", cuDNN" : "");
+    snprintf(label, sizeof label, "attention_forward %s", name);
+    const double forward = row(t, label, 0, flops, [&] { attention_forward(out, lse, in, workspace); });
+    snprintf(label, sizeof label, "attention_backward %s", name);
+    const double backward = row(t, label, 0, 2.5 * flops, [&] {
+        attention_backward(dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, dout, out, lse, in, workspace);
+    });
+    printf("| attention, both, %s | %.1f | | | %.1f | %.0f %% |\n", name, (forward + backward) * 1e6,
+           3.5 * flops / (forward + backward) * 1e-12, 100 * 3.5 * flops / (forward + backward) / t->limits.matmul);
+    device_free(out), device_free(dout), device_free(dqkv), device_free(lse), device_free(dbias), device_free(dscale);
+    return backward;
+}
+
+static double bench_attention(const Table* t, const AttentionCase* c) {
+    const size_t N = c->B * c->T, NH = c->NH, C = NH * c->HS, stride = 3 * C;
+    attention_choose(c->kernels, POS_NOPE, false);
+    floatX* qkv = random_device(N * stride);
+    float *bias = floats(NH * c->T), *scale = floats(NH), *log_count = floats(N);
+    int *start = (int*)device_malloc(N * sizeof(int)), *tokens = document_tokens(c);
     std::vector<float> ones(NH, 0.4f);
     copy_to_device(scale, ones.data(), NH * sizeof(float));
-    document_starts(start, log_count, tokens, 1, 0, 0, B, T);
-    void* workspace = device_malloc(
-        std::max(attention_workspace(B, T, T, NH, NH, HS, false), attention_workspace(B, T, T, NH, NH, HS, true)));
+    document_starts(start, log_count, tokens, 1, 0, 0, c->B, c->T);
+    void* workspace = device_malloc(std::max(attention_workspace(c->B, c->T, c->T, NH, NH, c->HS, false),
+                                             attention_workspace(c->B, c->T, c->T, NH, NH, c->HS, true)));
     AttentionInput in = {};
-    in.B = B, in.Tq = in.Tk = T, in.NH = in.NKV = NH, in.HS = HS;
+    in.B = c->B, in.Tq = in.Tk = c->T, in.NH = in.NKV = NH, in.HS = c->HS;
     in.q = qkv, in.k = qkv + C, in.v = qkv + 2 * C;
-    in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = T * stride;
-    in.start = start, in.log_count = log_count, in.bias_stride = T, in.bias_inside = true;
-    in.bias = biased ? bias : NULL, in.seq_scale = biased ? scale : NULL;
-    const double pairs = (double)(B * NH) * (double)T * (double)(T + 1) / 2, flops = 4.0 * (double)HS * pairs;
-    char label[80];
-    const char* encoding = biased ? "bam_ssmax" : "nope";
-    snprintf(label, sizeof label, "attention_forward %s T %zu HS %zu", encoding, T, HS);
-    const double forward = row(t, label, 0, flops, [&] { attention_forward(out, lse, &in, workspace); });
-    snprintf(label, sizeof label, "attention_backward %s T %zu HS %zu", encoding, T, HS);
-    const double backward = row(t, label, 0, 2.5 * flops, [&] {
-        attention_backward(dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, dout, out, lse, &in, workspace);
-    });
-    printf("| attention, both, %s T %zu HS %zu | %.1f | | | %.1f | %.0f %% |\n", encoding, T, HS,
-           (forward + backward) * 1e6, 3.5 * flops / (forward + backward) * 1e-12,
-           100 * 3.5 * flops / (forward + backward) / t->limits.matmul);
-    device_free(qkv), device_free(dqkv), device_free(out), device_free(dout), device_free(lse), device_free(bias);
-    device_free(dbias), device_free(scale), device_free(dscale), device_free(log_count), device_free(start);
+    in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = c->T * stride;
+    in.start = start, in.documents = c->B * c->parts;
+    in.log_count = log_count, in.bias_stride = c->T, in.bias_inside = true;
+    in.bias = c->biased ? bias : NULL, in.seq_scale = c->biased ? scale : NULL;
+    const double backward = time_attention(t, c, &in, workspace);
+    device_free(qkv), device_free(bias), device_free(scale), device_free(log_count), device_free(start);
     device_free(tokens), device_free(workspace);
+    attention_choose("own", POS_NOPE, false);
     return backward;
+}
+
+static void print_operator_header(const Table* t, size_t C) {
+    printf("Copy rate %.0f GB/s, matrix rate %.0f TFLOP/s, %s, %zu rows, C %zu.\n\n", t->limits.copy * 1e-9,
+           t->limits.matmul * 1e-12, PRECISION_NAME, t->bench->rows, C);
+    printf("| operator | us | GB/s | of copy | TFLOP/s | of matrix |\n| --- | --- | --- | --- | --- | --- |\n");
+}
+
+// nope and bam_ssmax, and cuDNN's nope beside ours, also with packed documents.
+static void bench_attentions(const Table* t) {
+    const size_t T = t->bench->T, lengths[] = {T, 8 * T}, head_sizes[] = {32, 48, 64};
+    double nope[6], bam[6];
+    for (size_t i = 0; i < 6; i++) {
+        const size_t length = lengths[i / 3], B = std::max(t->bench->rows / length, (size_t)1);
+        AttentionCase c = {B, length, 16, head_sizes[i % 3], 1, false, "own"};
+        nope[i] = bench_attention(t, &c);
+#ifdef USE_CUDNN
+        c.kernels = "cudnn";
+        bench_attention(t, &c);
+        c.parts = 2;
+        bench_attention(t, &c);
+        c.kernels = "own";
+        bench_attention(t, &c);
+        c.parts = 1;
+#endif
+        c.biased = true;
+        bam[i] = bench_attention(t, &c);
+    }
+    printf("\nSpeed of the backward with bam_ssmax relative to nope:");
+    for (size_t i = 0; i < 6; i++) {
+        printf("%s T %zu HS %zu %.0f %%", i ? "," : "", lengths[i / 3], head_sizes[i % 3], 100 * nope[i] / bam[i]);
+    }
+    printf(".\n");
 }
 
 static void bench_operators(const Bench* bench) {
     const Table t = {bench, measure_limits(bench->repetitions)};
     const size_t N = bench->rows, C = 768, T = bench->T;
-    printf("Copy rate %.0f GB/s, matrix rate %.0f TFLOP/s, %s, %zu rows, C %zu.\n\n", t.limits.copy * 1e-9,
-           t.limits.matmul * 1e-12, PRECISION_NAME, N, C);
-    printf("| operator | us | GB/s | of copy | TFLOP/s | of matrix |\n| --- | --- | --- | --- | --- | --- |\n");
+    print_operator_header(&t, C);
     bench_rows(&t, N, T, C, 16);
     bench_products(&t, N, C, 3 * C, "qkv");
     bench_products(&t, N, C, C, "out");
@@ -231,18 +289,13 @@ static void bench_operators(const Bench* bench) {
     bench_products(&t, N, 2 * C, C, "down");
     bench_head(&t, N, C);
     bench_update(&t, N * 4096);
-    const size_t lengths[] = {T, 8 * T}, head_sizes[] = {32, 48, 64};
-    double nope[6], bam[6];
-    for (size_t i = 0; i < 6; i++) {
-        const size_t length = lengths[i / 3], HS = head_sizes[i % 3], B = std::max(N / length, (size_t)1);
-        nope[i] = bench_attention(&t, B, length, 16, HS, false);
-        bam[i] = bench_attention(&t, B, length, 16, HS, true);
-    }
-    printf("\nSpeed of the backward with bam_ssmax relative to nope:");
-    for (size_t i = 0; i < 6; i++) {
-        printf("%s T %zu HS %zu %.0f %%", i ? "," : "", lengths[i / 3], head_sizes[i % 3], 100 * nope[i] / bam[i]);
-    }
-    printf(".\n");
+    bench_attentions(&t);
+}
+
+static void bench_attention_alone(const Bench* bench) {
+    const Table t = {bench, measure_limits(bench->repetitions)};
+    print_operator_header(&t, 768);
+    bench_attentions(&t);
 }
 
 // ----------------------------------------------------------------------------
@@ -279,6 +332,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
     const size_t T = bench->T, B = bench->rows / T;
     const ModelConfig config = configuration(size, encoding, VOCABULARY);
     const ModelPlan plan = {MODE_TRAIN, B, T, 1, T, 0, 1};
+    attention_choose(bench->attention, config.encoding, config.ssmax);
     const size_t bytes = start_model(&model, &config, &plan);
     const std::vector<int> tokens = host_ids(B * T + 1);
     const double rate = backend_matmul_rate();
@@ -291,8 +345,9 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
         if (step > 2) { seconds.push_back(wall_seconds() - started); }
     }
     const double speed = (double)(B * T) / median(seconds), flops = speed * model_flops_per_token(&config, T);
-    printf("| %s | %s | %zu x %zu | %.0f | %.0f | %.1f %% | %.1f %% | %.1f |\n", size, encoding, B, T, speed,
-           flops * 1e-12, 100 * flops / 989e12, 100 * flops / rate, (double)bytes / 0x1p30);
+    printf("| %s | %s%s | %zu x %zu | %.0f | %.0f | %.1f %% | %.1f %% | %.1f |\n", size, encoding,
+           strcmp(bench->attention, "cudnn") == 0 ? ", cuDNN" : "", B, T, speed, flops * 1e-12, 100 * flops / 989e12,
+           100 * flops / rate, (double)bytes / 0x1p30);
 }
 
 static void bench_prefill(const Bench* bench, const char* size, const char* encoding, size_t context) {
@@ -325,18 +380,21 @@ static size_t number(const char* flag, const char* word) {
 }
 
 int main(int argc, char** argv) {
-    Bench bench = {65536, 512, 10, 4096};
+    Bench bench = {65536, 512, 10, 4096, "own"};
     std::vector<const char*> words;
     for (int i = 1; i < argc; i++) {
         const char* const flags[] = {"--rows", "--T", "--repetitions", "--chunk"};
         size_t* const values[] = {&bench.rows, &bench.T, &bench.repetitions, &bench.chunk};
         size_t f = 0;
         while (f < 4 && strcmp(argv[i], flags[f]) != 0) { f++; }
-        if (f == 4 && argv[i][0] == '-') { fatal("unknown flag %s", argv[i]); }
-        if (f == 4) {
+        const bool attention = strcmp(argv[i], "--attention") == 0;
+        if (f == 4 && argv[i][0] == '-' && !attention) { fatal("unknown flag %s", argv[i]); }
+        if (f == 4 && !attention) {
             words.push_back(argv[i]);
         } else if (++i == argc) {
-            fatal("%s needs a value", flags[f]);
+            fatal("%s needs a value", argv[i - 1]);
+        } else if (attention) {
+            bench.attention = argv[i];
         } else {
             *values[f] = number(flags[f], argv[i]);
         }
@@ -344,13 +402,18 @@ int main(int argc, char** argv) {
     if (bench.rows < bench.T) { fatal("--rows %zu is less than one sequence of --T %zu", bench.rows, bench.T); }
     bench.rows -= bench.rows % bench.T;
     const bool operators = words.size() == 1 && strcmp(words[0], "operators") == 0;
+    const bool attention = words.size() == 1 && strcmp(words[0], "attention") == 0;
     const bool train = words.size() == 3 && strcmp(words[0], "train") == 0;
     const bool prefill = words.size() == 4 && strcmp(words[0], "prefill") == 0;
-    if (!operators && !train && !prefill) {
-        fatal("expected: operators, or train SIZE ENCODING, or prefill SIZE ENCODING TOKENS");
+    if (!operators && !attention && !train && !prefill) {
+        fatal("expected: operators, attention, train SIZE ENCODING, or prefill SIZE ENCODING TOKENS");
+    }
+    if (strcmp(bench.attention, "own") != 0 && strcmp(bench.attention, "cudnn") != 0) {
+        fatal("--attention %s: expected own or cudnn", bench.attention);
     }
     backend_init("cuda", PRECISION_NAME);
     if (operators) { bench_operators(&bench); }
+    if (attention) { bench_attention_alone(&bench); }
     if (train) { bench_train(&bench, words[1], words[2]); }
     if (prefill) { bench_prefill(&bench, words[1], words[2], number("TOKENS", words[3])); }
     return 0;

@@ -73,6 +73,15 @@ void reverse_bias_tables(float* tables, const AttentionInput* in) {
     }
 }
 
+void attention_choose(const char* name, PosKind encoding, bool ssmax) {
+    (void)encoding, (void)ssmax;
+    if (strcmp(name, "own") == 0) { return; }
+    fatal(
+        "--attention %s: this program was built for the CPU; build the one for CUDA with 'make cuda USE_CUDNN=1', or "
+        "use --attention own",
+        name);
+}
+
 size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward) {
     AttentionInput in;
     memset(&in, 0, sizeof in);

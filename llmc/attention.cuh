@@ -11,6 +11,9 @@ a second kernel combines in a fixed order.
 #ifndef ATTENTION_CUH
 #define ATTENTION_CUH
 
+#ifdef USE_CUDNN
+#include "attention_cudnn.cuh"
+#endif
 #ifdef PRECISION_FP32
 #include "attention_fp32.cuh"
 #else
@@ -303,15 +306,54 @@ static inline size_t attention_backward_bytes(size_t B, size_t T, size_t NH, siz
     return task.bytes;
 }
 
+void attention_choose(const char* name, PosKind encoding, bool ssmax) {
+    const bool own = strcmp(name, "own") == 0;
+#ifdef USE_CUDNN
+    cudnn_attention.on = false;
+    if (own) { return; }
+    if (ssmax || posenc_info(encoding)->params > 0) {
+        fatal(
+            "--attention cudnn: cuDNN has neither a learned bias nor Scalable-Softmax, as %s%s needs; use --attention "
+            "own, or --position_encoding nope, sinusoidal, rotary or alibi",
+            posenc_info(encoding)->name, ssmax ? "_ssmax" : "");
+    }
+    cudnn_attention.on = true, cudnn_attention.alibi = posenc_info(encoding)->mechanism == POSENC_BIAS;
+#else
+    (void)encoding, (void)ssmax;
+    if (own) { return; }
+    if (sizeof(floatX) == sizeof(float)) {
+        fatal(
+            "--attention cudnn: cuDNN's attention has no float32; use --attention own, or build with 'make cuda "
+            "USE_CUDNN=1' for bfloat16");
+    }
+    fatal(
+        "--attention cudnn: this program was built without cuDNN; build it with 'make cuda USE_CUDNN=1', or use "
+        "--attention own");
+#endif
+}
+
 size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward) {
     (void)Tq, (void)NKV;
     const size_t forward_bytes = attention_split_bytes(Tk, HS, attention_rows(HS));
     const size_t backward_bytes = backward ? attention_backward_bytes(B, Tk, NH, HS) : 0;
-    return forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
+    size_t bytes = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
+#ifdef USE_CUDNN
+    if (cudnn_attention.on && Tq == Tk && Tq > 1) {
+        const size_t cudnn = cudnn_planned_bytes(B, Tq, NH, NKV, HS, backward);
+        bytes = cudnn > bytes ? cudnn : bytes;
+    }
+#endif
+    return bytes;
 }
 
 void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace) {
     attention_check(in);
+#ifdef USE_CUDNN
+    if (lse && attention_is_cudnn(in)) {
+        attention_forward_cudnn(out, lse, in, workspace);
+        return;
+    }
+#endif
     AttentionForwardTask task;
     memset(&task, 0, sizeof task);
     task.in = *in;

@@ -105,6 +105,12 @@ void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* dbias, float*
                         const floatX* out, const float* lse, const AttentionInput* in, void* workspace) {
     attention_check(in);
     assert(in->Tq == in->Tk);
+#ifdef USE_CUDNN
+    if (attention_is_cudnn(in)) {
+        attention_backward_cudnn(dq, dk, dv, dout, out, lse, in, workspace);
+        return;
+    }
+#endif
     AttentionBackwardTask task;
     memset(&task, 0, sizeof task);
     task.in = *in;

@@ -63,17 +63,6 @@ __device__ __forceinline__ void load_tile(floatX* tile, const floatX* head, size
     }
 }
 
-__device__ __forceinline__ void cp_async4(void* dst, const void* src, bool valid) {
-#ifdef CUDA_EMULATOR
-    emu::cp_async(dst, src, 4, valid ? 4 : 0);
-#else
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(dst))),
-        "l"(src), "r"(valid ? 4 : 0)
-        : "memory");
-#endif
-}
-
 // window[n] = table[first + n], 0 outside 0..T-1. Asynchronous.
 template <int COUNT, int THREADS>
 __device__ __forceinline__ void load_distances(float* window, const float* table, int first, int T) {

@@ -96,6 +96,18 @@ __device__ __forceinline__ void cp_async16(void* dst, const void* src, bool vali
 #endif
 }
 
+// The same for 4 bytes, aligned to 4.
+__device__ __forceinline__ void cp_async4(void* dst, const void* src, bool valid = true) {
+#ifdef CUDA_EMULATOR
+    emu::cp_async(dst, src, 4, valid ? 4 : 0);
+#else
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(dst))),
+        "l"(src), "r"(valid ? 4 : 0)
+        : "memory");
+#endif
+}
+
 // Closes the group of this thread's copies since the last commit.
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef CUDA_EMULATOR

@@ -1,7 +1,7 @@
 /*
 Sums and shares over ranks on GPUs, through NCCL. Contract in dist.h.
 
-Operations go to a stream of their own, which waits for what main_stream holds at the time; dist_wait makes
+Operations go to a stream of their own, which waits for what main_stream holds when they start; dist_wait makes
 main_stream wait for them. NCCL's identifier travels through ranks.h, and is all that NCCL needs from there.
 */
 #ifndef DIST_CUH
@@ -32,6 +32,8 @@ const char* dist_device(const char* device) {
 #ifdef HAVE_NCCL
 #include <nccl.h>
 
+#include <vector>
+
 static struct {
     ncclComm_t network;
     cudaStream_t stream;
@@ -59,8 +61,76 @@ void dist_open(void) {
     cudaCheck(cudaEventCreateWithFlags(&dist.done, cudaEventDisableTiming));
 }
 
+// Operations wait until there are enough bytes for the network's full speed, then go as one group. The emulator's
+// models are a thousandth of real ones.
+#ifdef CUDA_EMULATOR
+constexpr size_t GROUP_BYTES = 64 << 10;
+#else
+constexpr size_t GROUP_BYTES = 64 << 20;
+#endif
+
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } DistOperation;
+
+typedef struct {
+    DistOperation operation;
+    char* data;
+    size_t n, element_bytes;
+} DistJob;
+
+static std::vector<DistJob> dist_jobs;
+static size_t dist_job_bytes;
+
+// NCCL's shards are of one size. What is left over in the last rank's, fewer elements than 16 a rank, goes on its own.
+static void dist_launch(const DistJob* job) {
+    const size_t shard = part_begin(job->n, 1, ranks.size), rest = job->n - shard * ranks.size;
+    const int last = (int)ranks.size - 1;
+    const size_t bytes = job->element_bytes;
+    char *own = job->data + ranks.rank * shard * bytes, *end = job->data + ranks.size * shard * bytes;
+    ncclComm_t network = dist.network;
+    cudaStream_t stream = dist.stream;
+    switch (job->operation) {
+        case ALL_REDUCE:
+            ncclCheck(ncclAllReduce(job->data, job->data, job->n, ncclFloat, ncclSum, network, stream));
+            break;
+        case REDUCE_SCATTER:
+            if (shard > 0) { ncclCheck(ncclReduceScatter(job->data, own, shard, ncclFloat, ncclSum, network, stream)); }
+            if (rest > 0) { ncclCheck(ncclReduce(end, end, rest, ncclFloat, ncclSum, last, network, stream)); }
+            break;
+        case ALL_GATHER:
+            if (shard > 0) { ncclCheck(ncclAllGather(own, job->data, shard * bytes, ncclInt8, network, stream)); }
+            if (rest > 0) { ncclCheck(ncclBroadcast(end, end, rest * bytes, ncclInt8, last, network, stream)); }
+            break;
+    }
+}
+
+// The network waits for what the device has to do so far, which the operations' data are part of.
+static void dist_flush(void) {
+    if (dist_jobs.empty()) { return; }
+    cudaCheck(cudaEventRecord(dist.ready, main_stream));
+    cudaCheck(cudaStreamWaitEvent(dist.stream, dist.ready, 0));
+    ncclCheck(ncclGroupStart());
+    for (const DistJob& job : dist_jobs) { dist_launch(&job); }
+    ncclCheck(ncclGroupEnd());
+    dist_jobs.clear();
+    dist_job_bytes = 0;
+}
+
+static void dist_enqueue(DistOperation operation, void* data, size_t n, size_t element_bytes) {
+    if (!dist.network || n == 0) { return; }
+    dist_jobs.push_back({operation, (char*)data, n, element_bytes});
+    dist_job_bytes += n * element_bytes;
+    if (dist_job_bytes >= GROUP_BYTES) { dist_flush(); }
+}
+
+void dist_all_reduce(float* data, size_t n) { dist_enqueue(ALL_REDUCE, data, n, sizeof(float)); }
+
+void dist_reduce_scatter(float* data, size_t n) { dist_enqueue(REDUCE_SCATTER, data, n, sizeof(float)); }
+
+void dist_all_gather(void* data, size_t n, size_t element_bytes) { dist_enqueue(ALL_GATHER, data, n, element_bytes); }
+
 void dist_wait(void) {
     if (!dist.network) { return; }
+    dist_flush();
     cudaCheck(cudaEventRecord(dist.done, dist.stream));
     cudaCheck(cudaStreamWaitEvent(main_stream, dist.done, 0));
 }
@@ -74,50 +144,6 @@ void dist_close(void) {
     cudaCheck(cudaEventDestroy(dist.done));
     cudaCheck(cudaStreamDestroy(dist.stream));
     memset(&dist, 0, sizeof dist);
-}
-
-// The network waits for what the device has to do so far.
-static bool dist_begin(size_t n) {
-    if (!dist.network || n == 0) { return false; }
-    cudaCheck(cudaEventRecord(dist.ready, main_stream));
-    cudaCheck(cudaStreamWaitEvent(dist.stream, dist.ready, 0));
-    return true;
-}
-
-void dist_all_reduce(float* data, size_t n) {
-    if (!dist_begin(n)) { return; }
-    ncclCheck(ncclAllReduce(data, data, n, ncclFloat, ncclSum, dist.network, dist.stream));
-}
-
-// NCCL's shards are of one size. What is left over in the last rank's, fewer elements than 16 a rank, goes on its own.
-void dist_reduce_scatter(float* data, size_t n) {
-    if (!dist_begin(n)) { return; }
-    const size_t shard = part_begin(n, 1, ranks.size), rest = n - shard * ranks.size;
-    const int last = (int)ranks.size - 1;
-    float* end = data + shard * ranks.size;
-    ncclCheck(ncclGroupStart());
-    if (shard > 0) {
-        ncclCheck(
-            ncclReduceScatter(data, data + ranks.rank * shard, shard, ncclFloat, ncclSum, dist.network, dist.stream));
-    }
-    if (rest > 0) { ncclCheck(ncclReduce(end, end, rest, ncclFloat, ncclSum, last, dist.network, dist.stream)); }
-    ncclCheck(ncclGroupEnd());
-}
-
-void dist_all_gather(void* data, size_t n, size_t element_bytes) {
-    if (!dist_begin(n)) { return; }
-    const size_t shard = part_begin(n, 1, ranks.size), rest = n - shard * ranks.size;
-    const int last = (int)ranks.size - 1;
-    char *bytes = (char*)data, *end = bytes + shard * ranks.size * element_bytes;
-    ncclCheck(ncclGroupStart());
-    if (shard > 0) {
-        ncclCheck(ncclAllGather(bytes + ranks.rank * shard * element_bytes, bytes, shard * element_bytes, ncclInt8,
-                                dist.network, dist.stream));
-    }
-    if (rest > 0) {
-        ncclCheck(ncclBroadcast(end, end, rest * element_bytes, ncclInt8, last, dist.network, dist.stream));
-    }
-    ncclCheck(ncclGroupEnd());
 }
 
 #else

@@ -2,8 +2,8 @@
 Arrays on the device, summed and shared over the ranks of ranks.h: MPI on the CPU (dist.c), NCCL on GPUs (dist.cuh).
 
 All functions are collective: every rank calls them in the same order with the same sizes. The three operations are
-queued: they begin when the device's work so far is done, and run beside what comes after it, so that the caller must
-not touch the array before dist_wait. With one rank they do nothing.
+queued: they begin at the earliest when the device's work so far is done and run beside what comes after it, so that
+the caller must not touch the array before dist_wait. With one rank they do nothing.
 
 A sum is the same bits on every rank, and the same from run to run with as many ranks on the same hosts. Sharded
 arrays are cut as part_begin (util.h) says, for any size and any number of ranks.

@@ -186,7 +186,8 @@ typedef struct Model {
     bool tables_stale;      // the prior has changed since the tables were filled
     void* workspace;
 
-    size_t B, T;  // of the last forward pass
+    size_t B, T;       // of the last forward pass
+    size_t documents;  // in its batch; 0 with a cache
 } Model;
 
 // Keys and values of one sequence for every layer: [L][capacity][2*NKV*HS], keys before values.

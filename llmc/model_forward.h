@@ -57,8 +57,15 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     in.bias = model_bias_table(model, layer), in.bias_stride = model->plan.max_length;
     in.bias_inside = model->config.bias_inside;
     in.seq_scale = SS ? model_params(model, layer).seq_scale : NULL;
-    in.log_count = a.log_count, in.start = a.start;
+    in.log_count = a.log_count, in.start = a.start, in.documents = model->documents;
     return in;
+}
+
+// How many documents B sequences hold: each begins one, and so does each token bos.
+static inline size_t count_documents(const int* tokens, int bos, size_t B, size_t T) {
+    size_t count = 0;
+    for (size_t n = 0; n < B * T; n++) { count += n % T == 0 || (bos >= 0 && tokens[n] == bos); }
+    return count;
 }
 
 // ----------------------------------------------------------------------------
@@ -115,6 +122,7 @@ static inline void forward_pass(Model* model, const int* tokens, const Pass* pas
     const size_t N = pass->B * pass->T;
     assert(N <= model->plan.B * model->plan.T && pass->position + pass->T <= model->plan.max_length);
     model->B = pass->B, model->T = pass->T;
+    model->documents = pass->cache ? 0 : count_documents(tokens, model->config.bos, pass->B, pass->T);
     model_refresh_tables(model);
     Activations a = model_activations(model, 0);
     Params p = model_params(model, 0);

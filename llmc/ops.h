@@ -122,6 +122,7 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const
 // attention.c: fused, never a T x T matrix in memory (Dao et al. 2022), with a relative bias and
 // Scalable-Softmax
 
+// CUDA reads rows 16 bytes at a time: q, k, v aligned to 16 bytes, strides and HS multiples of 8, HS at most 128.
 typedef struct {
     size_t B, Tq, Tk, NH, NKV, HS;  // query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk
     const floatX *q, *k, *v;        // head h of token t: pointer + t*stride + h*HS
@@ -133,7 +134,13 @@ typedef struct {
     const float* seq_scale;         // s[NH]; g_i = s_h * log_count_i. NULL: g = 1
     const float* log_count;         // [B,Tq], read only with seq_scale
     const int* start;               // [B,Tq] first visible key, nondecreasing along t; NULL: 0
+    size_t documents;               // 0: not known; else each start is its document's first token, without a cache,
+                                    // and there are at most this many in the batch
 } AttentionInput;
+
+// Chooses, once at the start, what computes passes whose documents are known: "own" or "cudnn" (attention_cudnn.h).
+// Ends the program with one line where the build or the encoding cannot do it.
+void attention_choose(const char* name, PosKind encoding, bool ssmax);
 
 // out[B,Tq,NH*HS] = softmax over the visible keys start_i <= j <= position_i of z, times v.
 // lse[B,NH,Tq] = the natural logarithm of the softmax's denominator; may be NULL. Overwrites both.
@@ -142,9 +149,9 @@ void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* 
 
 // Gradients, for Tq == Tk. dq, dk, dv have the strides of q, k, v and are overwritten; dk and dv are summed
 // over the query heads that read them. dbias[NH,bias_stride], entries d < Tk, is overwritten (unused when
-// in->bias is NULL); dseq_scale[NH] accumulates (unused when in->seq_scale is NULL). out and lse are the
-// forward's results. A query with one visible key contributes exactly zero to all but dv: its softmax is
-// constant, and rounding noise must not be multiplied by a huge bias.
+// in->bias is NULL, and by cuDNN, whose bias is not learned); dseq_scale[NH] accumulates (unused when in->seq_scale is
+// NULL). out and lse are the forward's results. A query with one visible key contributes exactly zero to all but dv:
+// its softmax is constant, and rounding noise must not be multiplied by a huge bias.
 void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* dbias, float* dseq_scale, const floatX* dout,
                         const floatX* out, const float* lse, const AttentionInput* in, void* workspace);
 

@@ -32,7 +32,7 @@ typedef struct {
     const char *checkpoint, *init_from;
     bool checkpoint_args, reset_steps;
     size_t checkpoint_every, keep_checkpoints;
-    const char *dtype, *device;
+    const char *dtype, *device, *attention;
     bool recompute, compile, tensorcores;
     size_t zero_stage;
     bool overlap_communication;
@@ -114,6 +114,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Machine"),
         OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16 float16", "precision of matrix products"),
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
+        OPT_CHOICE(a->attention, "own", "own cudnn", "whose kernels; cudnn where the CUDA build has it"),
         OPT_BOOL(a->recompute, "0", "compute activations again in the backward pass: less memory, more time"),
         OPT_SIZE(a->zero_stage, "0", 0, 1, "1: each rank holds and updates its share of the optimiser's state"),
         OPT_BOOL(a->overlap_communication, "1", "sum gradients over ranks during the backward pass"),

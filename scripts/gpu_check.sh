@@ -3,7 +3,7 @@
 # it, compute-sanitizer on a few, benchmarks, training and long contexts. Ends in Markdown, printed and in
 # BUILD/gpu.md (copy it to docs/gpu.md). Stops by itself after --budget seconds; what had no time is named.
 # Needs nvcc and cuBLASLt. Left out, with a line, where they are missing: the programs (cJSON), tests (cmocka), tests
-# against the CPU's operators (oneDNN). Libraries unpacked elsewhere are found through CPATH, LIBRARY_PATH and
+# against the CPU's operators (oneDNN), cuDNN's attention (scripts/install_deps.sh --cudnn). Libraries unpacked elsewhere are found through CPATH, LIBRARY_PATH and
 # LD_LIBRARY_PATH. No MPI, SentencePiece or network.
 # usage: scripts/gpu_check.sh [--budget SECONDS] [--precision bf16|fp32] [--dry_run]
 set -u
@@ -91,6 +91,17 @@ fi
 gpu=${gpu:-"none (dry run), 9.0, 0 MiB, 0"}
 arch=$(echo "$gpu" | awk -F', ' '{print $2}' | tr -d '.')
 
+# With cuDNN where it is and there is bf16; why not, otherwise.
+cudnn=0 no_cudnn="float32"
+if [ "$precision" = bf16 ]; then
+    if make -s BUILD="$BUILD" CUDA_ARCHS="$arch" PARTIAL=1 USE_CUDNN=1 "$BUILD/cuda/flags.txt" >"$work/log" 2>&1; then
+        cudnn=1
+    else
+        no_cudnn=$(sed -n 's/^error: USE_CUDNN=1: //p' "$work/log" | head -n 1)
+    fi
+fi
+export USE_CUDNN=$cudnn
+
 # build.sh TARGET...: for this GPU, with whatever libraries are there. A file, so that timeout can run it.
 cat >"$work/build.sh" <<SCRIPT
 #!/bin/sh
@@ -105,6 +116,10 @@ say ""
 say "| check | result | time |"
 say "| --- | --- | --- |"
 check "build of the benchmark" 200 "$work/build.sh" "$BUILD/cuda/dev/bench_cuda"
+if [ $cudnn = 1 ] && [ $status -ne 0 ]; then
+    cudnn=0 USE_CUDNN=0 no_cudnn="the build with it failed"
+    check "build of the benchmark without cuDNN" 200 "$work/build.sh" "$BUILD/cuda/dev/bench_cuda"
+fi
 names=$("$work/build.sh" -s cuda-test-names 2>/dev/null)
 tests=$(echo "$names" | sed -n 1p) missing=$(echo "$names" | sed -n 2p)
 programs=0
@@ -116,7 +131,11 @@ else
     say "| train_gpt and evaluate | left out: no cJSON (libcjson-dev) | |"
 fi
 [ -z "$tests" ] || check "build of the tests" 240 "$work/build.sh" -k cuda-tests
-for name in $missing; do say "| $name | left out: no cmocka, or no oneDNN to compare with | |"; done
+for name in $missing; do
+    reason="no cmocka, or no oneDNN to compare with"
+    if [ "$name" = test_cuda_cudnn ] && [ $cudnn = 0 ]; then reason=$no_cudnn; fi
+    say "| $name | left out: $reason | |"
+done
 
 # ---------------------------------------------------------------- tests on the device
 for name in $tests; do check "$name" 60 "$BUILD/cuda/test/$name"; done
@@ -163,6 +182,7 @@ say "| size | encoding | B x T | tokens/s | TFLOP/s | MFU of 989 | of the matrix
 say "| --- | --- | --- | --- | --- | --- | --- | --- |"
 for size in l6 l12 l24; do
     for encoding in nope bam_ssmax; do rows 45 "$bench" train "$size" "$encoding" --rows 65536; done
+    if [ $cudnn = 1 ]; then rows 45 "$bench" train "$size" nope --rows 65536 --attention cudnn; fi
 done
 say ""
 say "## Reading long contexts"
@@ -173,9 +193,28 @@ for tokens in 32768 262144; do rows 60 "$bench" prefill l12 bam_ssmax "$tokens";
 say ""
 say "## Operators"
 say ""
-limited 90 "$bench" operators
+limited 120 "$bench" operators
 if [ $dry_run = 0 ]; then tee -a "$report" <"$work/log"; fi
 if [ $status -ne 0 ]; then failures=$((failures + 1)) && say "FAILED: $(why)"; fi
+
+# ---------------------------------------------------------------- the other precision, last: speed is bf16's
+if [ "$precision" = bf16 ]; then
+    say ""
+    say "## Tests in float32"
+    say ""
+    say "| check | result | time |"
+    say "| --- | --- | --- |"
+    fp32=$BUILD/fp32
+    set -- BUILD="$fp32" PRECISION=fp32 USE_CUDNN=0
+    names=""
+    for name in $("$work/build.sh" -s "$@" cuda-test-names 2>/dev/null | sed -n 1p); do
+        if grep -q 'PRECISION_FP32\|floatX' "test/$name.cu"; then names="$names $name"; fi
+    done
+    targets=$(for name in $names; do echo "$fp32/cuda/test/$name"; done)
+    [ -z "$names" ] || check "build of the tests in float32" 150 "$work/build.sh" -k "$@" $targets
+    for name in $names; do check "$name, float32" 60 "$fp32/cuda/test/$name"; done
+    [ -n "$names" ] || say "| tests in float32 | left out: no cmocka, or no oneDNN to compare with | |"
+fi
 say ""
 say "$failures failed; $(($(date +%s) - started)) s of $budget."
 echo "written to $report"

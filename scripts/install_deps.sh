@@ -1,7 +1,23 @@
 #!/bin/sh
 # Installs the Debian packages that bam.c builds, tests and plots with; asks for sudo when not root.
 # Packages that are already there cost nothing. `scripts/install_deps.sh --list` only prints the names.
+# `scripts/install_deps.sh --cudnn` gets the headers of cuDNN's frontend, and cuDNN itself where the CUDA toolkit has
+# none, from PyPI into .deps/cudnn: for `make cuda USE_CUDNN=1`, nothing else.
 set -eu
+if [ "${1:-}" = --cudnn ]; then
+    cd "$(dirname "$0")/.."
+    packages=nvidia-cudnn-frontend==1.32.0
+    nvcc=${NVCC:-$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")}
+    toolkit=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+    found=$(ls "${CUDNN_HOME:-$toolkit}/include/cudnn.h" "$toolkit/include/cudnn.h" /usr/include/cudnn.h \
+        /usr/include/x86_64-linux-gnu/cudnn.h /usr/local/include/cudnn.h 2>/dev/null | head -n 1)
+    if [ -z "$found" ]; then
+        version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p')
+        packages="$packages nvidia-cudnn-cu${version:-13}"
+    fi
+    echo "installing into .deps/cudnn: $packages"
+    exec python3 -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .deps/cudnn $packages
+fi
 packages="gcc g++ make git ca-certificates libdnnl-dev libsentencepiece-dev libcjson-dev libcmocka-dev python3 python3-pip
     sentencepiece gnuplot-nox fonts-dejavu-core libopenmpi-dev openmpi-bin"
 [ "${1:-}" = --list ] && { echo $packages; exit 0; }

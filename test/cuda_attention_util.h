@@ -50,9 +50,9 @@ struct Reference {
 // ----------------------------------------------------------------------------
 // problems
 
-static float rounded(double x) { return (float)(floatX)(float)x; }
+static inline float rounded(double x) { return (float)(floatX)(float)x; }
 
-static std::vector<float> random_values(size_t n, double scale, Random* random, bool round) {
+static inline std::vector<float> random_values(size_t n, double scale, Random* random, bool round) {
     std::vector<float> x(n);
     for (float& e : x) {
         e = (float)(scale * random_normal(random));
@@ -61,12 +61,12 @@ static std::vector<float> random_values(size_t n, double scale, Random* random, 
     return x;
 }
 
-static void set_log_counts(Problem& p) {
+static inline void set_log_counts(Problem& p) {
     const size_t T = p.shape.T;
     for (size_t n = 0; n < p.shape.B * T; n++) { p.log_count[n] = ssmax_log_count(n % T - (size_t)p.start[n] + 1); }
 }
 
-static Problem make_problem(const Shape& s, uint64_t seed) {
+static inline Problem make_problem(const Shape& s, uint64_t seed) {
     Problem p;
     Random random = random_stream(seed, 1);
     const size_t N = s.B * s.T;
@@ -91,27 +91,27 @@ static Problem make_problem(const Shape& s, uint64_t seed) {
 // the device
 
 template <typename T>
-static T* upload(const std::vector<T>& x) {
+static inline T* upload(const std::vector<T>& x) {
     T* device = NULL;
     cudaCheck(cudaMalloc(&device, x.size() * sizeof(T)));
     cudaCheck(cudaMemcpy(device, x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice));
     return device;
 }
 
-static floatX* upload_rounded(const std::vector<float>& x) {
+static inline floatX* upload_rounded(const std::vector<float>& x) {
     std::vector<floatX> y(x.size());
     for (size_t i = 0; i < x.size(); i++) { y[i] = (floatX)x[i]; }
     return upload(y);
 }
 
-static std::vector<float> download(const float* device, size_t n) {
+static inline std::vector<float> download(const float* device, size_t n) {
     std::vector<float> x(n);
     cudaCheck(cudaMemcpy(x.data(), device, n * sizeof(float), cudaMemcpyDeviceToHost));
     return x;
 }
 
 #ifndef PRECISION_FP32
-static std::vector<float> download(const floatX* device, size_t n) {
+static inline std::vector<float> download(const floatX* device, size_t n) {
     std::vector<floatX> x(n);
     cudaCheck(cudaMemcpy(x.data(), device, n * sizeof(floatX), cudaMemcpyDeviceToHost));
     return std::vector<float>(x.begin(), x.end());
@@ -120,14 +120,14 @@ static std::vector<float> download(const floatX* device, size_t n) {
 
 // n values of which every bit is set: NaN, so that a result that was not written shows.
 template <typename T>
-static T* garbage(size_t n) {
+static inline T* garbage(size_t n) {
     T* device = NULL;
     cudaCheck(cudaMalloc(&device, n > 0 ? n * sizeof(T) : 1));
     cudaCheck(cudaMemset(device, 0xFF, n * sizeof(T)));
     return device;
 }
 
-static char* make_workspace(const AttentionInput& in, bool backward) {
+static inline char* make_workspace(const AttentionInput& in, bool backward) {
     return garbage<char>(attention_workspace(in.B, in.Tq, in.Tk, in.NH, in.NKV, in.HS, backward));
 }
 
@@ -139,7 +139,7 @@ struct Device {
     int* start;
 };
 
-static Device to_device(const Problem& p) {
+static inline Device to_device(const Problem& p) {
     const Shape& s = p.shape;
     Device d;
     memset(&d, 0, sizeof d);
@@ -153,15 +153,16 @@ static Device to_device(const Problem& p) {
     in.bias_inside = s.bias == BIAS_INSIDE;
     in.seq_scale = s.scaled ? d.seq_scale : NULL, in.log_count = s.scaled ? d.log_count : NULL;
     in.start = s.documents ? d.start : NULL;
+    for (size_t n = 0; n < s.B * s.T; n++) { in.documents += n % s.T == (s.documents ? (size_t)p.start[n] : 0); }
     return d;
 }
 
-static void free_device(Device& d) {
+static inline void free_device(Device& d) {
     void* all[] = {d.qkv, d.dout, d.bias, d.seq_scale, d.log_count, d.start};
     for (void* p : all) { cudaCheck(cudaFree(p)); }
 }
 
-static std::vector<float> forward(const AttentionInput& in, std::vector<float>* lse) {
+static inline std::vector<float> forward(const AttentionInput& in, std::vector<float>* lse) {
     const size_t N = in.B * in.Tq * in.NH;
     floatX* out = garbage<floatX>(N * in.HS);
     float* device_lse = lse ? garbage<float>(N) : NULL;
@@ -175,7 +176,7 @@ static std::vector<float> forward(const AttentionInput& in, std::vector<float>* 
     return result;
 }
 
-static Result forward_backward(const Problem& p) {
+static inline Result forward_backward(const Problem& p) {
     Device d = to_device(p);
     const Shape& s = p.shape;
     const size_t N = s.B * s.T * s.NH;
@@ -199,19 +200,19 @@ static Result forward_backward(const Problem& p) {
 // ----------------------------------------------------------------------------
 // reference
 
-static double dot(const float* x, const float* y, size_t n) {
+static inline double dot(const float* x, const float* y, size_t n) {
     double sum = 0;
     for (size_t i = 0; i < n; i++) { sum += (double)x[i] * (double)y[i]; }
     return sum;
 }
 
-static void add_scaled(double* y, double factor, const float* x, size_t n) {
+static inline void add_scaled(double* y, double factor, const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) { y[i] += factor * (double)x[i]; }
 }
 
 // Weights of query i, and inner_j: what g multiplies in the logit of key j.
-static void reference_weights(const Problem& p, size_t b, size_t h, size_t i, double* weights, double* inner,
-                              double* lse) {
+static inline void reference_weights(const Problem& p, size_t b, size_t h, size_t i, double* weights, double* inner,
+                                     double* lse) {
     const Shape& s = p.shape;
     const size_t row = b * s.T + i, first = (size_t)p.start[row];
     const double g = s.scaled ? (double)p.seq_scale[h] * (double)p.log_count[row] : 1.0;
@@ -229,8 +230,8 @@ static void reference_weights(const Problem& p, size_t b, size_t h, size_t i, do
     *lse = largest + log(sum);
 }
 
-static void reference_gradients(const Problem& p, Reference& r, size_t b, size_t h, size_t i, const double* weights,
-                                const double* inner) {
+static inline void reference_gradients(const Problem& p, Reference& r, size_t b, size_t h, size_t i,
+                                       const double* weights, const double* inner) {
     const Shape& s = p.shape;
     const size_t row = b * s.T + i, first = (size_t)p.start[row], query = row * p.stride + h * s.HS;
     const double ln_n = s.scaled ? (double)p.log_count[row] : 0.0, root = sqrt((double)s.HS);
@@ -251,7 +252,7 @@ static void reference_gradients(const Problem& p, Reference& r, size_t b, size_t
     r.dseq_scale[h] += scale_term, r.scale_noise[h] += scale_term * scale_term;
 }
 
-static Reference reference(const Problem& p, bool gradients) {
+static inline Reference reference(const Problem& p, bool gradients) {
     const Shape& s = p.shape;
     Reference r;
     r.out.resize(p.dout.size()), r.lse.resize(s.B * s.NH * s.T), r.dqkv.resize(p.qkv.size());
@@ -278,22 +279,23 @@ struct Error {
     double difference, size;
 };
 
-static void add_error(Error* e, double got, double want) {
+static inline void add_error(Error* e, double got, double want) {
     const double d = got - want;
     e->difference += isfinite(d) ? d * d : INFINITY;
     e->size += want * want;
 }
 
-static double relative(const Error& e) { return sqrt(e.difference / fmax(e.size, 1e-30)); }
+static inline double relative(const Error& e) { return sqrt(e.difference / fmax(e.size, 1e-30)); }
 
-static double array_error(const std::vector<float>& got, const std::vector<double>& want) {
+static inline double array_error(const std::vector<float>& got, const std::vector<double>& want) {
     Error e = {0, 0};
     for (size_t i = 0; i < want.size(); i++) { add_error(&e, got[i], want[i]); }
     return relative(e);
 }
 
 // Of columns first..first+count-1 of every token.
-static double gradient_error(const Problem& p, const Result& got, const Reference& want, size_t first, size_t count) {
+static inline double gradient_error(const Problem& p, const Result& got, const Reference& want, size_t first,
+                                    size_t count) {
     Error e = {0, 0};
     for (size_t n = 0; n < p.shape.B * p.shape.T; n++) {
         for (size_t c = first; c < first + count; c++) {
@@ -303,7 +305,7 @@ static double gradient_error(const Problem& p, const Result& got, const Referenc
     return relative(e);
 }
 
-static double bias_error(const Problem& p, const Result& got, const Reference& want) {
+static inline double bias_error(const Problem& p, const Result& got, const Reference& want) {
     Error e = {0, 0};
     for (size_t h = 0; h < p.shape.NH; h++) {
         for (size_t d = 0; d < p.shape.T; d++) {
@@ -315,7 +317,7 @@ static double bias_error(const Problem& p, const Result& got, const Reference& w
 
 // The gradient of seq_scale is what remains when all pairs cancel: its error is relative to the size of a random sum
 // of the rows' terms.
-static double scale_error(const Result& got, const Reference& want) {
+static inline double scale_error(const Result& got, const Reference& want) {
     Error e = {0, 0};
     for (size_t h = 0; h < want.dseq_scale.size(); h++) {
         add_error(&e, got.dseq_scale[h], want.dseq_scale[h]);
@@ -325,7 +327,7 @@ static double scale_error(const Result& got, const Reference& want) {
 }
 
 // Absolute where lse is small.
-static double lse_error(const std::vector<float>& got, const std::vector<double>& want) {
+static inline double lse_error(const std::vector<float>& got, const std::vector<double>& want) {
     double error = 0;
     for (size_t i = 0; i < want.size(); i++) {
         const double e = fabs((double)got[i] - want[i]) / fmax(1.0, fabs(want[i]));

@@ -368,6 +368,15 @@ static void test_packed_documents(void** state) {
     for_each_case(check_packed);
 }
 
+static void test_documents_are_counted(void** state) {
+    (void)state;
+    const int tokens[] = {1, 5, 1, 1, 6, 7, 8, 1};  // two sequences
+    assert_int_equal(count_documents(tokens, 1, 2, 4), 5);
+    assert_int_equal(count_documents(tokens, 9, 2, 4), 2);
+    assert_int_equal(count_documents(tokens, -1, 2, 4), 2);
+    assert_int_equal(count_documents(tokens, 1, 1, 8), 4);
+}
+
 int main(void) {
     backend_init(DEVICE, HAS_FP32 ? "float32" : "bfloat16");
     const struct CMUnitTest tests[] = {
@@ -377,6 +386,7 @@ int main(void) {
         cmocka_unit_test(test_recompute_and_accumulation),
         cmocka_unit_test(test_cache_equals_full_forward),
         cmocka_unit_test(test_packed_documents),
+        cmocka_unit_test(test_documents_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

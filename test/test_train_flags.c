@@ -57,6 +57,7 @@ static const struct {
     // the machine
     {STEP " --dtype float16", "float16 is not supported|bfloat16"},
     {STEP " --dtype int8", "--dtype: found 'int8'|bfloat16"},
+    {STEP " --attention cudnn", "--attention cudnn|built for the CPU|make cuda USE_CUDNN=1"},
     {STEP " --device tpu", "--device tpu|expected cpu or auto"},
     // samples
     {STEP " --sample_every 1 --tokenizer nowhere.model", "nowhere.model"},
