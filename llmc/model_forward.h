@@ -270,7 +270,6 @@ typedef struct {
     double beta1, beta2, epsilon;
     double gradient_scale;  // what clipping leaves of the gradient
     size_t step;            // 1 for the first update
-    uint64_t seed;          // of stochastic rounding
     bool adamw;             // else RAdam
 } UpdateSettings;
 
@@ -283,7 +282,21 @@ static inline double model_gradient_norm(Model* model) {
     return sqrt(sum_of_squares(model->grads, model->param_count));
 }
 
-// Updates the range of tensors first .. last, which share group and follow one another in memory.
+// The last of the tensors from `first` on that are updated at once: they share group and follow one another in memory.
+static inline size_t update_last(const Model* model, size_t first) {
+    const Tensor* t = model->tensors;
+    size_t last = first;
+    while (last + 1 < model->tensor_count && t[last + 1].group == t[first].group &&
+           t[last + 1].trainable == t[first].trainable) {
+        last++;
+    }
+    return last;
+}
+
+// Stochastic rounding differs between steps and between ranges.
+static inline unsigned long long rounding_seed(size_t step, size_t first) { return step + first; }
+
+// Updates the range of tensors first .. last.
 static inline void update_range(Model* model, const UpdateSettings* s, size_t first, size_t last) {
     const Tensor *t = &model->tensors[first], *end = &model->tensors[last];
     size_t offset = t->offset, n = end->offset + end->memory_count - offset;
@@ -292,24 +305,33 @@ static inline void update_range(Model* model, const UpdateSettings* s, size_t fi
     step.beta1 = s->beta1, step.beta2 = s->beta2, step.epsilon = s->epsilon;
     step.weight_decay = t->group == GROUP_MATRIX ? s->weight_decay : 0.0;
     step.gradient_scale = s->gradient_scale;
-    step.step = s->step, step.seed = s->seed + first;
+    step.step = s->step, step.seed = rounding_seed(s->step, first);
     (s->adamw ? adamw_update : radam_update)(model->master + offset, model->params + offset, model->m + offset,
                                              model->v + offset, model->grads + offset, &step, n);
 }
 
 // One optimiser step over everything that is trained.
 static inline void model_update(Model* model, const UpdateSettings* settings) {
-    const Tensor* t = model->tensors;
-    for (size_t first = 0; first < model->tensor_count;) {
-        size_t last = first;
-        while (last + 1 < model->tensor_count && t[last + 1].group == t[first].group &&
-               t[last + 1].trainable == t[first].trainable) {
-            last++;
-        }
-        if (t[first].trainable) { update_range(model, settings, first, last); }
-        first = last + 1;
+    for (size_t first = 0, last; first < model->tensor_count; first = last + 1) {
+        last = update_last(model, first);
+        if (model->tensors[first].trainable) { update_range(model, settings, first, last); }
     }
     model->tables_stale = true;
+}
+
+// Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,
+// so that training goes on as if it had not been interrupted.
+static inline void model_parameters_restored(Model* model, size_t updates) {
+    model_parameters_changed(model);
+    for (size_t first = 0, last; updates > 0 && first < model->tensor_count; first = last + 1) {
+        last = update_last(model, first);
+        const Tensor *t = &model->tensors[first], *end = &model->tensors[last];
+        OptimizerStep step;
+        memset(&step, 0, sizeof step);
+        step.step = updates, step.seed = rounding_seed(updates, first);
+        size_t n = end->offset + end->memory_count - t->offset;
+        if (t->trainable) { recast_parameters(model->params + t->offset, model->master + t->offset, &step, n); }
+    }
 }
 
 #endif

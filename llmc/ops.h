@@ -188,6 +188,9 @@ void radam_update(float* master, floatX* copy, float* m, float* v, const float* 
 void adamw_update(float* master, floatX* copy, float* m, float* v, const float* gradient, const OptimizerStep* step,
                   size_t n);
 
+// copy[n] as the update that led to master[n] wrote it: only the number and the seed of the step count, n is its n.
+void recast_parameters(floatX* copy, const float* master, const OptimizerStep* step, size_t n);
+
 #if defined(__cplusplus) && !defined(__CUDACC__) && !defined(CUDA_EMULATOR)
 }
 #endif

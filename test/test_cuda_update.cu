@@ -129,6 +129,20 @@ static float* rounded_copy(const float* master, size_t n, unsigned long long see
     return copy;
 }
 
+// The copy that is made again, as after loading a checkpoint; `shift` elements beyond what a vector is aligned to.
+static float* copy_made_again(const float* master, size_t n, unsigned long long seed, unsigned long long step_number,
+                              size_t shift) {
+    float *d_p = device_copy<float>(master, n), *copy = (float*)xcalloc(n, sizeof(float));
+    floatX* d_copy = (floatX*)device_malloc((n + shift) * sizeof(floatX));
+    OptimizerStep s;
+    memset(&s, 0, sizeof s);
+    s.step = step_number, s.seed = seed;
+    recast_parameters(d_copy + shift, d_p, &s, n);
+    download(copy, d_copy + shift, n);
+    device_free(d_p), device_free(d_copy);
+    return copy;
+}
+
 static double share_above(const float* copy, size_t n, float limit) {
     size_t above = 0;
     for (size_t i = 0; i < n; i++) { above += copy[i] > limit; }
@@ -179,6 +193,11 @@ static void test_stochastic_rounding_deterministic(void** state) {
     float* shorter = rounded_copy(master, 997, 1, 1);
     assert_memory_equal(copy, again, N * sizeof(float));
     assert_memory_equal(copy, shorter, 997 * sizeof(float));
+    for (size_t shift = 0; shift < 2; shift++) {
+        float* made_again = copy_made_again(master, N, 1, 1, shift);
+        assert_memory_equal(copy, made_again, N * sizeof(float));
+        free(made_again);
+    }
     assert_true(memcmp(copy, other_seed, N * sizeof(float)) != 0);
     assert_true(memcmp(copy, other_step, N * sizeof(float)) != 0);
     assert_true(isnan(copy[5]) && copy[6] == 0);
