@@ -124,7 +124,9 @@ $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 
 # these start the shipped programs
 PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \
-                test_scripts
+                test_scripts $(EMU_PROGRAM_TESTS)
+# and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
+EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate
 $(PROGRAM_TESTS:%=$(BUILD)/test/%): | $(PROGRAMS)
 program-tests:
 	@echo $(PROGRAM_TESTS)

@@ -226,6 +226,7 @@ static void build_model(Trainer* t) {
         fatal("the model needs %s, the device has %s free%s; lower --batch_size or --model_size, or use --recompute 1",
               format_bytes(x, needed), format_bytes(y, available), dist_ranks_per_device() > 1 ? " for each rank" : "");
     }
+    t->peak_flops = backend_matmul_rate();  // takes memory for a while, so before the model does
     model_allocate(&t->model);
 }
 
@@ -393,7 +394,6 @@ static void update_weights(Trainer* t, double norm, double rate) {
     // as torch.nn.utils.clip_grad_norm_ does
     s.gradient_scale = a->grad_clip > 0 && norm + 1e-6 > a->grad_clip ? a->grad_clip / (norm + 1e-6) : 1.0;
     s.step = ++t->state.optimizer_step;
-    s.seed = t->state.optimizer_step;
     s.adamw = strcmp(a->optimizer, "adamw") == 0;
     model_update(&t->model, &s);
     model_share_weights(&t->model);
@@ -564,7 +564,6 @@ int main(int argc, char** argv) {
     open_run_folder(t);
     dist_open();
     catch_signals();
-    t->peak_flops = backend_matmul_rate();
     train(t);
     dist_close();
     if (ranks.rank == 0) { run_logs_close(&t->logs); }

@@ -40,7 +40,7 @@ static void build(Model* model, const char* size, const char* encoding) {
 
 // One whole optimiser step, as the trainer makes it.
 static void step(Model* model, const int* tokens, size_t number) {
-    UpdateSettings s = {1e-4, 1e-4, 0.1, 0.9, 0.95, 1e-8, 1.0, number, number, false};
+    UpdateSettings s = {1e-4, 1e-4, 0.1, 0.9, 0.95, 1e-8, 1.0, number, false};
     model_zero_gradients(model);
     model_forward(model, tokens, B, T);
     model_backward(model, tokens + 1, 1.0f / ROWS, 0);

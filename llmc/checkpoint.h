@@ -383,7 +383,7 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
         free(m);
         free(v);
     }
-    model_parameters_changed(model);
+    model_parameters_restored(model, state->optimizer_step);
     safetensors_close(&weights);
     safetensors_close(&moments);
     free(model_path);

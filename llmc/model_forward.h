@@ -287,7 +287,6 @@ typedef struct {
     double beta1, beta2, epsilon;
     double gradient_scale;  // what clipping leaves of the gradient
     size_t step;            // 1 for the first update
-    uint64_t seed;          // of stochastic rounding
     bool adamw;             // else RAdam
 } UpdateSettings;
 
@@ -311,16 +310,16 @@ static inline double model_gradient_squares(Model* model) {
 // Global norm of the gradients of what is trained, on one rank.
 static inline double model_gradient_norm(Model* model) { return sqrt(model_gradient_squares(model)); }
 
-// Updates the parameters [begin, end) of a segment, which are all of one group; `seed` tells ranges apart.
+// Updates the parameters [begin, end) of a segment, which are all of one group.
 static inline void update_range(Model* model, const UpdateSettings* s, const Segment* segment, ParamGroup group,
-                                size_t begin, size_t end, size_t seed) {
+                                size_t begin, size_t end) {
     size_t moments = segment->moments + (begin - segment->offset - segment->begin);
     OptimizerStep step;
     step.learning_rate = group == GROUP_PRIOR ? s->prior_learning_rate : s->learning_rate;
     step.beta1 = s->beta1, step.beta2 = s->beta2, step.epsilon = s->epsilon;
     step.weight_decay = group == GROUP_MATRIX ? s->weight_decay : 0.0;
     step.gradient_scale = s->gradient_scale;
-    step.step = s->step, step.seed = s->seed + seed;
+    step.step = s->step, step.first = begin;
     (s->adamw ? adamw_update : radam_update)(model->master + begin, model->params + begin, model->m + moments,
                                              model->v + moments, model->grads + begin, &step, end - begin);
 }
@@ -342,13 +341,18 @@ static inline void model_update(Model* model, const UpdateSettings* settings) {
             size_t begin = t[first].offset, end = t[last].offset + t[last].memory_count;
             begin = begin > own_begin ? begin : own_begin;
             end = end < own_end ? end : own_end;
-            if (t[first].trainable && begin < end) {
-                update_range(model, settings, s, t[first].group, begin, end, first);
-            }
+            if (t[first].trainable && begin < end) { update_range(model, settings, s, t[first].group, begin, end); }
             first = last + 1;
         }
     }
     model->tables_stale = true;
+}
+
+// Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,
+// so that training goes on as if it had not been interrupted.
+static inline void model_parameters_restored(Model* model, size_t updates) {
+    model_parameters_changed(model);
+    if (updates > 0) { recast_parameters(model->params, model->master, updates, model->param_count); }
 }
 
 #endif

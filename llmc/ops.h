@@ -182,18 +182,22 @@ typedef struct {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
     double gradient_scale;    // multiplies every gradient (clipping)
     unsigned long long step;  // 1 for the first update
-    unsigned long long seed;  // of the stochastic rounding of the low-precision copy
+    size_t first;             // index of element 0 in the whole array of parameters, see recast_parameters
 } OptimizerStep;
 
 // One update of n parameters in one pass, decoupled weight decay. master, m, v are fp32 and updated in place.
-// copy is the compute copy in floatX, rewritten from master with stochastic rounding; where floatX is fp32
-// copy == master. RAdam: Liu et al. 2020, algorithm 2, as in PyTorch (plain momentum until rho_t > 5).
+// copy is the compute copy in floatX, rewritten from master with stochastic rounding, whose random bits depend on the
+// step and on the index of an element among all parameters, not on how they are cut for updates; where floatX is
+// fp32 copy == master. RAdam: Liu et al. 2020, algorithm 2, as in PyTorch (plain momentum until rho_t > 5).
 void radam_update(float* master, floatX* copy, float* m, float* v, const float* gradient, const OptimizerStep* step,
                   size_t n);
 
 // AdamW: Loshchilov & Hutter 2019, same conventions.
 void adamw_update(float* master, floatX* copy, float* m, float* v, const float* gradient, const OptimizerStep* step,
                   size_t n);
+
+// copy[n] as the updates number `step` wrote it that led to master[n], the whole array of parameters.
+void recast_parameters(floatX* copy, const float* master, unsigned long long step, size_t n);
 
 #if defined(__cplusplus) && !defined(__CUDACC__) && !defined(CUDA_EMULATOR)
 }

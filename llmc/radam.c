@@ -40,6 +40,12 @@ void adamw_update(float* master, floatX* copy, float* m, float* v, const float* 
     update(master, copy, m, v, gradient, adamw_scalars(step), n);
 }
 
+// Nothing is rounded here.
+void recast_parameters(floatX* copy, const float* master, unsigned long long step, size_t n) {
+    (void)step;
+    cast_parameters(copy, master, n);
+}
+
 // The array is cut into a fixed number of ranges whose sums are added in order, whatever the thread count.
 double sum_of_squares(const float* x, size_t n) {
     enum { RANGES = 256 };

@@ -31,6 +31,54 @@ __device__ __forceinline__ float round_stochastically(float x, uint32_t random) 
     return finite ? __uint_as_float((bits + random) & 0xffff0000u) : x;
 }
 
+// What the random bits of an array depend on: the update, and the index of its first element among all parameters.
+typedef struct {
+    uint64_t key;
+    size_t first;
+} Rounding;
+
+static Rounding rounding_of(unsigned long long step, size_t first) {
+    return {mix_bits(step + 0x9E3779B97F4A7C15ull), first};
+}
+
+// Rounds p[W], the elements from i on, into the copy; first + i is a multiple of 4 where W is.
+template <int W>
+__device__ __forceinline__ void store_rounded(floatX* copy, float (&p)[W], Rounding r, size_t i) {
+    const size_t index = r.first + i;
+    uint64_t random = 0;
+#pragma unroll
+    for (int j = 0; j < W; j++) {
+        if (j % 4 == 0) { random = random_bits(r.key, (index + j) / 4); }
+        p[j] = round_stochastically(p[j], (uint32_t)(random >> ((index + j) % 4 * 16)) & 0xffffu);
+    }
+    store(copy + i, p);
+}
+
+// Elements begin .. end-1, as in adam_kernel.
+template <int W>
+__global__ void recast_kernel(floatX* copy, const float* master, Rounding rounding, size_t begin, size_t end) {
+    const size_t i = begin + ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i >= end) { return; }
+    float p[W];
+    load(p, master + i);
+    store_rounded(copy, p, rounding, i);
+}
+
+void recast_parameters(floatX* copy, const float* master, unsigned long long step, size_t n) {
+    if ((const void*)copy == (const void*)master) { return; }
+    const Rounding rounding = rounding_of(step, 0);
+    const size_t wide = aligned((uintptr_t)master | (uintptr_t)copy) ? n / WIDE * WIDE : 0;
+    if (wide > 0) {
+        LAUNCH((recast_kernel<WIDE>), (unsigned)ceil_div(wide, 256 * WIDE), 256, 0, main_stream, copy, master, rounding,
+               (size_t)0, wide);
+    }
+    if (wide < n) {
+        LAUNCH((recast_kernel<1>), (unsigned)ceil_div(n - wide, 256), 256, 0, main_stream, copy, master, rounding, wide,
+               n);
+    }
+    cudaCheck(cudaGetLastError());
+}
+
 // ----------------------------------------------------------------------------
 // update
 
@@ -47,7 +95,7 @@ __device__ __forceinline__ float adam_element(float p, float* m, float* v, float
 // Elements begin .. end-1, a multiple of W; begin is a multiple of 4 where W is.
 template <int W>
 __global__ void adam_kernel(float* master, floatX* copy, float* m, float* v, const float* gradient, AdamScalars a,
-                            uint64_t key, size_t begin, size_t end) {
+                            Rounding rounding, size_t begin, size_t end) {
     const size_t i = begin + ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     if (i >= end) { return; }
     float p[W], mean[W], variance[W], g[W];
@@ -60,31 +108,23 @@ __global__ void adam_kernel(float* master, floatX* copy, float* m, float* v, con
     store(master + i, p);
     store(m + i, mean);
     store(v + i, variance);
-    if (sizeof(floatX) < sizeof(float)) {
-        uint64_t random = 0;
-#pragma unroll
-        for (int j = 0; j < W; j++) {
-            if (j % 4 == 0) { random = random_bits(key, (i + j) / 4); }
-            p[j] = round_stochastically(p[j], (uint32_t)(random >> ((i + j) % 4 * 16)) & 0xffffu);
-        }
-        store(copy + i, p);
-    }
+    if (sizeof(floatX) < sizeof(float)) { store_rounded(copy, p, rounding, i); }
 }
 
 // In fp32 the copy is the master itself.
 static void adam_update(float* master, floatX* copy, float* m, float* v, const float* gradient,
                         const OptimizerStep* step, AdamScalars a, size_t n) {
     assert(sizeof(floatX) < sizeof(float) || (const void*)copy == (const void*)master);
-    const uint64_t key = mix_bits(mix_bits(step->seed + 0x9E3779B97F4A7C15ull) + step->step);
+    const Rounding rounding = rounding_of(step->step, step->first);
     const uintptr_t addresses = (uintptr_t)master | (uintptr_t)copy | (uintptr_t)m | (uintptr_t)v | (uintptr_t)gradient;
-    const size_t wide = aligned(addresses) ? n / WIDE * WIDE : 0;
+    const size_t wide = aligned(addresses) && step->first % 4 == 0 ? n / WIDE * WIDE : 0;
     if (wide > 0) {
         LAUNCH((adam_kernel<WIDE>), (unsigned)ceil_div(wide, 256 * WIDE), 256, 0, main_stream, master, copy, m, v,
-               gradient, a, key, (size_t)0, wide);
+               gradient, a, rounding, (size_t)0, wide);
     }
     if (wide < n) {
         LAUNCH((adam_kernel<1>), (unsigned)ceil_div(n - wide, 256), 256, 0, main_stream, master, copy, m, v, gradient,
-               a, key, wide, n);
+               a, rounding, wide, n);
     }
     cudaCheck(cudaGetLastError());
 }

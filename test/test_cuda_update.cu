@@ -60,7 +60,7 @@ typedef struct {
 static OptimizerStep optimizer_step(size_t step) {
     OptimizerStep s;
     s.learning_rate = 1e-2, s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-2, s.weight_decay = 0.1;
-    s.gradient_scale = 0.5, s.step = step, s.seed = 42;
+    s.gradient_scale = 0.5, s.step = step, s.first = 0;
     return s;
 }
 
@@ -116,16 +116,26 @@ static void test_optimizers(void** state) {
 }
 
 // The copy of n master weights after an update that leaves them as they are.
-static float* rounded_copy(const float* master, size_t n, unsigned long long seed, unsigned long long step_number) {
+static float* rounded_copy(const float* master, size_t n, size_t first, unsigned long long step_number) {
     float *zero = (float*)xcalloc(n, sizeof(float)), *copy = (float*)xcalloc(n, sizeof(float));
     float *d_p = device_copy<float>(master, n), *d_m = device_copy<float>(zero, n), *d_v = device_copy<float>(zero, n);
     float* d_g = device_copy<float>(zero, n);
     floatX* d_copy = (floatX*)device_malloc(n * sizeof(floatX));
     OptimizerStep s = optimizer_step(step_number);
-    s.learning_rate = 0, s.seed = seed;
+    s.learning_rate = 0, s.first = first;
     adamw_update(d_p, d_copy, d_m, d_v, d_g, &s, n);
     download(copy, d_copy, n);
     device_free(d_p), device_free(d_m), device_free(d_v), device_free(d_g), device_free(d_copy), free(zero);
+    return copy;
+}
+
+// The copy that is made again, as after loading a checkpoint; `shift` elements beyond what a vector is aligned to.
+static float* copy_made_again(const float* master, size_t n, unsigned long long step_number, size_t shift) {
+    float *d_p = device_copy<float>(master, n), *copy = (float*)xcalloc(n, sizeof(float));
+    floatX* d_copy = (floatX*)device_malloc((n + shift) * sizeof(floatX));
+    recast_parameters(d_copy + shift, d_p, step_number, n);
+    download(copy, d_copy + shift, n);
+    device_free(d_p), device_free(d_copy);
     return copy;
 }
 
@@ -145,7 +155,7 @@ static void test_stochastic_rounding_unbiased(void** state) {
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         for (int sign = -1; sign <= 1; sign += 2) {
             for (size_t j = 0; j < N; j++) { master[j] = (float)(sign * (1.0 + 0x1p-7 * shares[i])); }
-            float* copy = rounded_copy(master, N, i, 1);
+            float* copy = rounded_copy(master, N, i * N, 1);
             for (size_t j = 0; j < N; j++) { copy[j] *= (float)sign; }
             // five standard deviations of a binomial share
             double bound = 5 * sqrt(shares[i] * (1 - shares[i]) / N);
@@ -173,16 +183,26 @@ static void test_stochastic_rounding_deterministic(void** state) {
     const uint32_t nan_bits = 0x7fffffffu;  // what a GPU computes; adding to it would give -0
     memcpy(&master[5], &nan_bits, sizeof nan_bits);
     master[6] = 0.0f;
-    float *copy = rounded_copy(master, N, 1, 1), *again = rounded_copy(master, N, 1, 1);
-    float *other_seed = rounded_copy(master, N, 2, 1), *other_step = rounded_copy(master, N, 1, 2);
-    // alone, an array that no vector divides is rounded as the beginning of a longer one
-    float* shorter = rounded_copy(master, 997, 1, 1);
+    float *copy = rounded_copy(master, N, 0, 1), *again = rounded_copy(master, N, 0, 1);
+    float *elsewhere = rounded_copy(master, N, 4, 1), *other_step = rounded_copy(master, N, 0, 2);
     assert_memory_equal(copy, again, N * sizeof(float));
-    assert_memory_equal(copy, shorter, 997 * sizeof(float));
-    assert_true(memcmp(copy, other_seed, N * sizeof(float)) != 0);
+    // parts, which need not begin or end with a vector, are rounded as in the whole
+    static const size_t cuts[] = {0, 7, 16, 500, 997, N};
+    for (size_t i = 0; i + 1 < sizeof cuts / sizeof *cuts; i++) {
+        size_t begin = cuts[i], n = cuts[i + 1] - begin;
+        float* part = rounded_copy(master + begin, n, begin, 1);
+        assert_memory_equal(copy + begin, part, n * sizeof(float));
+        free(part);
+    }
+    for (size_t shift = 0; shift < 2; shift++) {
+        float* made_again = copy_made_again(master, N, 1, shift);
+        assert_memory_equal(copy, made_again, N * sizeof(float));
+        free(made_again);
+    }
+    assert_true(memcmp(copy, elsewhere, N * sizeof(float)) != 0);
     assert_true(memcmp(copy, other_step, N * sizeof(float)) != 0);
     assert_true(isnan(copy[5]) && copy[6] == 0);
-    free(master), free(copy), free(again), free(other_seed), free(other_step), free(shorter);
+    free(master), free(copy), free(again), free(elsewhere), free(other_step);
 }
 
 // ----------------------------------------------------------------------------

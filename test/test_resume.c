@@ -7,16 +7,6 @@ the run that nothing disturbed: weights, moments and state, log rows, batches, s
 // ----------------------------------------------------------------------------
 // comparing runs
 
-// Columns of train.log and eval.log that do not depend on the clock.
-enum { TRAIN_COLUMNS = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4, EVAL_COLUMNS = 1 << 0 | 1 << 2 };
-
-static void assert_same_columns(const char* a, const char* b, const char* name, unsigned columns) {
-    char *path_a = text("%s/%s", a, name), *path_b = text("%s/%s", b, name);
-    char *x = csv_columns(path_a, columns), *y = csv_columns(path_b, columns);
-    assert_string_equal(x, y);
-    free(path_a), free(path_b), free(x), free(y);
-}
-
 // Every line of a that starts with the prefix is in b. Lines end in '\n'.
 static void assert_lines_within(const char* a, const char* b, const char* prefix) {
     for (const char *line = a, *end; (end = strchr(line, '\n')); line = end + 1) {
@@ -52,28 +42,6 @@ static void assert_same_run(const char* a, const char* b, bool again) {
         assert_same_file(x, y);
         free(x), free(y);
     }
-}
-
-// A copy of a run folder without its final weights and moments, which a resumed run has to write.
-static void copy_unfinished(const char* whole, const char* cut) {
-    static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
-    copy_tree(whole, cut);
-    for (size_t i = 0; i < 2; i++) {
-        char* path = text("%s/%s", cut, files[i]);
-        assert_int_equal(unlink(path), 0);
-        free(path);
-    }
-}
-
-static char* resume_flags(const char* folder) { return text("--checkpoint %s --checkpoint_args", folder); }
-
-static Run resume(const char* folder) {
-    char* flags = resume_flags(folder);
-    Run r = run_train(flags);
-    if (!exited_with(&r, 0)) { print_error("resuming %s: %s\n", folder, r.err); }
-    assert_true(exited_with(&r, 0));
-    free(flags);
-    return r;
 }
 
 // ----------------------------------------------------------------------------

@@ -352,4 +352,39 @@ static inline double metadata_number(const char* path, const char* key) {
     return number;
 }
 
+// ----------------------------------------------------------------------------
+// going on from a checkpoint
+
+// Columns of train.log and eval.log that do not depend on the clock.
+enum { TRAIN_COLUMNS = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4, EVAL_COLUMNS = 1 << 0 | 1 << 2 };
+
+static inline void assert_same_columns(const char* a, const char* b, const char* name, unsigned columns) {
+    char *path_a = text("%s/%s", a, name), *path_b = text("%s/%s", b, name);
+    char *x = csv_columns(path_a, columns), *y = csv_columns(path_b, columns);
+    assert_string_equal(x, y);
+    free(path_a), free(path_b), free(x), free(y);
+}
+
+// A copy of a run folder without its final weights and moments, which a resumed run has to write.
+static inline void copy_unfinished(const char* whole, const char* cut) {
+    static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
+    copy_tree(whole, cut);
+    for (size_t i = 0; i < 2; i++) {
+        char* path = text("%s/%s", cut, files[i]);
+        assert_int_equal(unlink(path), 0);
+        free(path);
+    }
+}
+
+static inline char* resume_flags(const char* folder) { return text("--checkpoint %s --checkpoint_args", folder); }
+
+static inline Run resume(const char* folder) {
+    char* flags = resume_flags(folder);
+    Run r = run_train(flags);
+    if (!exited_with(&r, 0)) { print_error("resuming %s: %s\n", folder, r.err); }
+    assert_true(exited_with(&r, 0));
+    free(flags);
+    return r;
+}
+
 #endif

@@ -63,6 +63,10 @@ endef
 $(foreach build,plain asan,$(eval $(call EMU_SHIPPED,$(build),$(build),)))
 $(foreach build,plain asan,$(eval $(call EMU_SHIPPED,$(build)_fp32,$(build),-DPRECISION_FP32)))
 
+EMU_SHIPPED_PROGRAMS = $(foreach build,plain plain_fp32,$(BUILD)/emu/$(build)/train_gpt $(BUILD)/emu/$(build)/evaluate)
+$(EMU_PROGRAM_TESTS:%=$(BUILD)/test/%): private CFLAGS += -DEMU_FOLDER='"$(BUILD)/emu"'
+$(EMU_PROGRAM_TESTS:%=$(BUILD)/test/%): | $(EMU_SHIPPED_PROGRAMS)
+
 .PHONY: emu-tests
 emu-tests:
 	@echo $(EMU_TESTS)
