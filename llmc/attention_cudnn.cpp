@@ -37,7 +37,8 @@ enum {
     ID_STATISTICS_OFFSETS
 };
 
-// Lengths of 0, statistics in the packed layout and heads that share keys there.
+// Statistics in the packed layout, heads that share keys there, documents without queries and keys. (Queries without
+// keys, which there are none of here, give NaN before 9.25.)
 enum { CUDNN_OLDEST = 90600 };
 
 static void check_frontend(fe::error_t error, const char* file, int line) {
@@ -66,8 +67,8 @@ static cudnnHandle_t cudnn_handle(void) {
               CUDNN_OLDEST);
     }
     cudnnCheck(cudnnCreate(&handle));
-    // Gradients in a fixed order: on Hopper through T x T terms in the workspace up to this many bytes, beyond it and
-    // from cuDNN 9.25 on by an engine that needs none.
+    // Gradients in a fixed order take T x T terms in the workspace; on Hopper, from cuDNN 9.25 on, only up to this many
+    // bytes, and beyond them a slower engine that takes none.
     setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "268435456", 0);
     return handle;
 }

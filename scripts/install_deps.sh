@@ -16,7 +16,9 @@ if [ "${1:-}" = --cudnn ]; then
         packages="$packages nvidia-cudnn-cu${version:-13}"
     fi
     echo "installing into .deps/cudnn: $packages"
-    exec python3 -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .deps/cudnn $packages
+    python3 -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .deps/cudnn $packages && exit 0
+    echo "error: pip could not install $packages into .deps/cudnn; see above" >&2
+    exit 1
 fi
 packages="gcc g++ make git ca-certificates libdnnl-dev libsentencepiece-dev libcjson-dev libcmocka-dev python3 python3-pip
     sentencepiece gnuplot-nox fonts-dejavu-core libopenmpi-dev openmpi-bin"
