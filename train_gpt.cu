@@ -217,7 +217,8 @@ static void build_model(Trainer* t) {
     plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
     plan.B = a->batch_size, plan.T = a->sequence_length, plan.slots = t->accumulation;
     plan.max_length = sample > plan.T ? sample : plan.T;
-    plan.shard = a->zero_stage ? ranks.rank : 0, plan.shards = a->zero_stage ? ranks.size : 1;
+    bool sharded = strcmp(a->zero_stage, "1") == 0;
+    plan.shard = sharded ? ranks.rank : 0, plan.shards = sharded ? ranks.size : 1;
     ModelMemory memory = model_plan(&t->model, &t->config, &plan);
     print_header(t, &memory);
     size_t needed = model_memory_total(&memory), available = device_memory_available() / dist_ranks_per_device();

@@ -34,7 +34,7 @@ typedef struct {
     size_t checkpoint_every, keep_checkpoints;
     const char *dtype, *device, *attention;
     bool recompute, compile, tensorcores;
-    size_t zero_stage;
+    const char* zero_stage;
     bool overlap_communication;
     bool overfit_single_batch, debug_batches;
     size_t debug_nan_step;
@@ -116,7 +116,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_CHOICE(a->attention, "own", "own cudnn", "whose kernels; cudnn where the CUDA build has it"),
         OPT_BOOL(a->recompute, "0", "compute activations again in the backward pass: less memory, more time"),
-        OPT_SIZE(a->zero_stage, "0", 0, 1, "1: each rank holds and updates its share of the optimiser's state"),
+        OPT_CHOICE(a->zero_stage, "0", "0 1", "1: each rank holds and updates its share of the optimiser's state"),
         OPT_BOOL(a->overlap_communication, "1", "sum gradients over ranks during the backward pass"),
         OPT_IGNORED(a->compile, "accepted, changes nothing"),
         OPT_IGNORED(a->tensorcores, "accepted, changes nothing"),

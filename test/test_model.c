@@ -75,7 +75,7 @@ static void case_close(Case* c) {
 
 static void load_weights(Model* model, const SafeTensors* file) {
     for (size_t i = 0; i < model->tensor_count; i++) {
-        checkpoint_read_tensor(file, model->tensors[i].name, &model->tensors[i], model->master);
+        checkpoint_read_tensor(file, model->tensors[i].name, &model->tensors[i], model, NULL);
     }
     model_parameters_changed(model);
 }
@@ -303,7 +303,7 @@ static void check_recompute(const Case* c) {
     free(kept);
     free(again);
     free(split);
-    free(shape.tensors);
+    free(shape.tensors), free(shape.segments);
 }
 
 static void test_recompute_and_accumulation(void** state) {
