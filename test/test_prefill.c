@@ -134,7 +134,7 @@ static void test_memory_of_70000_tokens(void** state) {
     ModelMemory memory = model_plan(&model, &c, &plan);
     size_t bytes = model_memory_total(&memory) + kv_cache_bytes(&c, CONTEXT);
     assert_true(bytes < (size_t)1 << 30);  // logits of all rows alone would be 9 GB
-    free(model.tensors);
+    free(model.tensors), free(model.segments);
 }
 
 // ----------------------------------------------------------------------------
