@@ -126,9 +126,17 @@ typedef struct {
     double floor;
 } Tolerance;
 
-// Compares an array of the model (its gradients or weights) with the fixture's tensors PREFIX.NAME.
-static void check_tensors(const Case* c, const Model* model, const float* array, const char* prefix,
+// An array of the model, its gradients or weights, in the host's memory; release with free().
+static float* array_of(const Model* model, const float* device) {
+    float* array = (float*)xcalloc(model->param_count, sizeof(float));
+    copy_to_host(array, device, model->param_count * sizeof(float));
+    return array;
+}
+
+// Compares an array of the model with the fixture's tensors PREFIX.NAME.
+static void check_tensors(const Case* c, const Model* model, const float* device, const char* prefix,
                           Tolerance allowed) {
+    float* array = array_of(model, device);
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
         char* name = text("%s.%s", prefix, t->name);
@@ -142,6 +150,7 @@ static void check_tensors(const Case* c, const Model* model, const float* array,
         free(want);
         free(name);
     }
+    free(array);
 }
 
 static void for_each_case(void (*check)(const Case*)) {
@@ -281,8 +290,7 @@ static float* gradients_of(const Case* c, ModelMode mode, size_t micro_steps) {
         model_forward(&model, c->tokens + m * rows, c->B / micro_steps, c->T);
         model_backward(&model, c->targets + m * rows, 1.0f / (float)(c->B * c->T), m);
     }
-    float* grads = (float*)xcalloc(model.param_count, sizeof(float));
-    memcpy(grads, model.grads, model.param_count * sizeof(float));
+    float* grads = array_of(&model, model.grads);
     model_free(&model);
     return grads;
 }
