@@ -27,7 +27,7 @@ PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 Q = $(if $(V),,@)
 say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
-.PHONY: all help test bench clean format deps demo demo-all program-tests
+.PHONY: all help test bench clean format deps demo demo-all program-tests left-out
 all: $(PROGRAMS)
 	@echo "bam.c is built for $(if $(filter cuda,$(BACKEND)),CUDA$(comma) $(PRECISION)$(comma),the CPU) with"
 	@cat $(BUILD)/summary.txt
@@ -122,10 +122,19 @@ $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 
 # these start the shipped programs
 PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \
-                test_scripts
+                test_scripts $(DIST_TESTS)
+# these start several ranks; test/run.sh leaves out what LEFT_OUT names, and says what is missing
+DIST_TESTS = test_dist test_emu_dist
+WITHOUT_MPI = $(if $(LIB_MPI),$(if $(shell command -v mpirun),,mpirun),MPI)
+WITHOUT_EMULATOR = $(or $(WITHOUT_MPI),$(if $(filter yes,$(EMULATOR)),$(if $(NCCL),,nccl.h),CUDA-headers))
+LEFT_OUT = $(WITHOUT_MPI:%=test_dist:%) $(WITHOUT_EMULATOR:%=test_emu_dist:%)
 $(PROGRAM_TESTS:%=$(BUILD)/test/%): | $(PROGRAMS)
 program-tests:
 	@echo $(PROGRAM_TESTS)
+left-out:
+	@echo $(LEFT_OUT)
+$(BUILD)/test/test_emu_dist: CFLAGS += -DEMU_FOLDER='"$(BUILD)/emu"'
+$(BUILD)/test/test_emu_dist: | $(patsubst %,$(BUILD)/emu/%/train_gpt,plain plain_fp32)
 
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)

@@ -89,6 +89,12 @@ else
         for source in train_gpt.cu evaluate.c; do check "clang $source" clang $warnings -x c "$source"; done
     fi
 fi
+# NAME:NEED of tests that this machine cannot run
+for missing in $(make -s BUILD="$BUILD" left-out); do
+    kept=$(printf '%s\n' $names | grep -vx "${missing%%:*}")
+    [ "$(echo $kept)" = "$(echo $names)" ] || echo "${missing%%:*} is LEFT OUT, not counted: no ${missing#*:}"
+    names=$kept
+done
 for name in $names; do run "$name" "$BUILD" "test/$name" ""; done
 for name in $names; do
     case " $PROGRAM_TESTS " in *" $name "*) continue ;; esac
