@@ -90,7 +90,7 @@ static void report_fatal(const char* message) {
     failed = true;
     if (ranks.rank > 0) {
         signal(SIGTERM, SIG_DFL);  // with which mpirun ends the others
-        struct timespec left = {0, 500000000};
+        struct timespec left = {1, 0};
         while (nanosleep(&left, &left) != 0) {}
         fprintf(stderr, "error: rank %zu of %zu: %s\n", ranks.rank, ranks.size, message);
     } else {

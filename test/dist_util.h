@@ -11,8 +11,8 @@ comparing what such runs leave behind with what one process does.
 enum { TRAIN_COLUMNS = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4, EVAL_COLUMNS = 1 << 0 | 1 << 2 };
 enum { MOST_RANKS = 4 };
 
-// 12 micro-batches of 24 tokens a step: 1, 2, 3 and 4 ranks divide them. 512 rows of vocabulary in memory times 40
-// channels do not divide by 3 x 16, the shards' unit.
+// 12 micro-batches of 24 tokens a step: 1, 2, 3 and 4 ranks divide them. With 32 channels, 4 heads and 1 for keys the
+// matrices of a layer do not divide by 3 x 16, the shards' unit; the vocabulary's rows in memory end in padding.
 #define DIST_MODEL                                                                                                \
     " --model_size l2 --ffn_dim 56 --batch_size 1 --sequence_length 24 --tokens_per_step 288 --num_iterations 8 " \
     "--val_tokens 288 --val_tokens_padding 0 --val_loss_every 4 --learning_rate 1e-3 --dataset wide --tokenizer bytes"

@@ -20,7 +20,7 @@ static const struct {
     Layout layouts[6];
 } cases[] = {
     {"bam_ssmax",
-     "--dim 40 --n_heads 5 --n_kv_heads 1 --global_prior --theta_mu_trainable --weight_decay 0.1 --checkpoint_every 4 "
+     "--dim 32 --n_heads 4 --n_kv_heads 1 --global_prior --theta_mu_trainable --weight_decay 0.1 --checkpoint_every 4 "
      "--keep_checkpoints 9 --debug_batches",
      {{2, 0, 1}, {3, 0, 1}, {3, 1, 1}, {4, 0, 0}, {4, 1, 1}, {1, 1, 1}}},
     {"rotary",

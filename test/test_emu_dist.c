@@ -10,9 +10,9 @@ names: the same numbers as one GPU; checkpoints for any number of ranks and for 
 static const double CLOSE = 1e-6;
 static const char FP32[] = EMU_FOLDER "/plain_fp32/train_gpt", BF16[] = EMU_FOLDER "/plain/train_gpt";
 
-// A few steps, for the emulator is slow: 6 micro-batches of 16 tokens a step.
+// As DIST_MODEL, with few steps, for the emulator is slow: 6 micro-batches of 16 tokens a step.
 #define EMU_MODEL                                                                                                \
-    "--dim 40 --n_heads 5 --n_kv_heads 1 --ffn_dim 56 --batch_size 1 --sequence_length 16 --tokens_per_step 96 " \
+    "--dim 32 --n_heads 4 --n_kv_heads 1 --ffn_dim 56 --batch_size 1 --sequence_length 16 --tokens_per_step 96 " \
     "--num_iterations 4 --checkpoint_every 2 --keep_checkpoints 9 --val_tokens 96 --val_loss_every 2 "           \
     "--position_encoding rotary "
 
