@@ -28,7 +28,7 @@ PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 Q = $(if $(V),,@)
 say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
-.PHONY: all help test bench clean format deps demo demo-all program-tests
+.PHONY: all help test bench clean format deps demo demo-all program-tests left-out
 all: $(PROGRAMS)
 	@echo "bam.c is built for $(if $(filter cuda,$(BACKEND)),CUDA$(comma) $(PRECISION)$(comma),the CPU) with"
 	@cat $(BUILD)/summary.txt
@@ -124,12 +124,19 @@ $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 
 # these start the shipped programs
 PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \
-                test_scripts $(EMU_PROGRAM_TESTS)
+                test_scripts test_dist $(EMU_PROGRAM_TESTS)
 # and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
-EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate
+EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate test_emu_dist
+# NAME:NEED of those that this machine cannot run; test/run.sh leaves them out and says so
+WITHOUT_MPI = $(if $(LIB_MPI),$(if $(shell command -v mpirun),,mpirun),MPI)
+WITHOUT_EMULATOR = $(if $(filter yes,$(EMULATOR)),,CUDA-headers)
+LEFT_OUT = $(WITHOUT_MPI:%=test_dist:%) $(foreach t,$(EMU_PROGRAM_TESTS),$(WITHOUT_EMULATOR:%=$(t):%)) \
+           $(if $(WITHOUT_EMULATOR),,$(addprefix test_emu_dist:,$(or $(WITHOUT_MPI),$(if $(NCCL),,nccl.h))))
 $(PROGRAM_TESTS:%=$(BUILD)/test/%): | $(PROGRAMS)
 program-tests:
 	@echo $(PROGRAM_TESTS)
+left-out:
+	@echo $(LEFT_OUT)
 
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)

@@ -420,9 +420,9 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
 static void train_step(Trainer* t) {
     double started = wall_seconds();
     double rate = learning_rate_at(&t->schedule, t->state.step - t->state.schedule_start);
-    StepReport report = {accumulate_gradients(t) / (double)ranks.size, 0, 0};
+    StepReport report = {accumulate_gradients(t) / (double)ranks.size, model_gradient_squares(&t->model), 0};
     // where nothing is sharded every rank has the whole gradient
-    if (t->model.plan.shards > 1 || ranks.rank == 0) { report.squares = model_gradient_squares(&t->model); }
+    if (t->model.plan.shards == 1 && ranks.rank > 0) { report.squares = 0; }
     if (t->args.debug_nan_step == t->state.step + 1 && ranks.rank + 1 == ranks.size) { report.loss = NAN; }
     report.stop = stop_signal;
     report = agree_on_step(report);
@@ -516,6 +516,7 @@ static void save(Trainer* t) {
         cJSON_Delete(model_args);
     } else {
         checkpoint_help_save(&t->model, model_whole_state);
+        device_synchronize();  // the network has done its part before ranks talk again
     }
     t->saved = true;
     printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);

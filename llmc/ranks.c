@@ -8,6 +8,7 @@ Who the ranks are and what they agree on. Contract in ranks.h.
 #include "ranks.h"
 
 #include <sched.h>
+#include <signal.h>
 #ifdef HAVE_MPI
 #include <mpi.h>
 #endif
@@ -88,8 +89,9 @@ static void report_fatal(const char* message) {
     if (failed) { return; }
     failed = true;
     if (ranks.rank > 0) {
-        struct timespec half_a_second = {0, 500000000};
-        nanosleep(&half_a_second, NULL);
+        signal(SIGTERM, SIG_DFL);  // with which mpirun ends the others
+        struct timespec left = {1, 0};
+        while (nanosleep(&left, &left) != 0) {}
         fprintf(stderr, "error: rank %zu of %zu: %s\n", ranks.rank, ranks.size, message);
     } else {
         fprintf(stderr, "error: %s\n", message);
@@ -105,7 +107,7 @@ static void leave(void) {
     int finished;
     MPI_Finalized(&finished);
     if (finished) { return; }
-    if (failed) { MPI_Abort(MPI_COMM_WORLD, 1); }
+    if (failed && ranks.size > 1) { MPI_Abort(MPI_COMM_WORLD, 1); }
     MPI_Finalize();
 #endif
 }

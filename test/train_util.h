@@ -11,6 +11,7 @@ The program is ./train_gpt, or that of the environment variable TRAIN_GPT (a san
 
 #include <ftw.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #include "shard_util.h"
@@ -110,26 +111,25 @@ typedef struct {
 
 static rlim_t file_size_limit = RLIM_INFINITY;  // of the next runs: a full disk
 
-static inline void exec_train(char* flags, const Run* r, int out) {
+static inline void exec_command(char* command, const Run* r, int out) {
     static char* argv[256];
     int argc = 0;
-    const char* program = getenv("TRAIN_GPT");
-    argv[argc++] = xstrdup(program ? program : "./train_gpt");
-    for (char* word = strtok(flags, " "); word && argc < 255; word = strtok(NULL, " ")) { argv[argc++] = word; }
+    for (char* word = strtok(command, " "); word && argc < 255; word = strtok(NULL, " ")) { argv[argc++] = word; }
     struct rlimit limit = {file_size_limit, file_size_limit};
     signal(SIGXFSZ, SIG_IGN);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing is left running by a test that fails
     setenv("OMP_NUM_THREADS", "1", 0);
     setenv("ASAN_OPTIONS", "detect_leaks=0", 0);  // fatal() frees nothing
     int err = open(r->err_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     bool good = dup2(out, 1) == 1 && dup2(err, 2) == 2 && setrlimit(RLIMIT_FSIZE, &limit) == 0;
-    if (good) { execv(argv[0], argv); }
+    if (good) { execvp(argv[0], argv); }
     fprintf(stderr, "cannot run %s: build it with make\n", argv[0]);
     _exit(127);
 }
 
-// Starts train_gpt with flags, which no value with a space may be among. Its output waits in a pipe of one page, so
-// it is never more than some fifty lines ahead of whoever reads.
-static inline Run start_train(const char* flags) {
+// Starts a command, whose words hold no spaces. Its output waits in a pipe of one page, so it is never more than some
+// fifty lines ahead of whoever reads.
+static inline Run start_command(const char* command) {
     static size_t number;
     Run r;
     memset(&r, 0, sizeof r);
@@ -137,14 +137,22 @@ static inline Run start_train(const char* flags) {
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     fcntl(ends[0], F_SETPIPE_SZ, 4096);
     r.err_path = text("%s/stderr_%zu", scratch, number++);
-    char* words = xstrdup(flags);
+    char* words = xstrdup(command);
     fflush(NULL);
     r.pid = fork();
-    if (r.pid == 0) { exec_train(words, &r, ends[1]); }
+    if (r.pid == 0) { exec_command(words, &r, ends[1]); }
     free(words);
     close(ends[1]);
     r.out_pipe = ends[0];
     r.out = xstrdup("");
+    return r;
+}
+
+static inline Run start_train(const char* flags) {
+    const char* program = getenv("TRAIN_GPT");
+    char* command = text("%s %s", program ? program : "./train_gpt", flags);
+    Run r = start_command(command);
+    free(command);
     return r;
 }
 
@@ -314,28 +322,32 @@ static inline void assert_same_file(const char* a, const char* b) {
     free(y);
 }
 
-// Largest difference between tensors of the same name, relative to the largest element or, where all are small, to
-// 1e-3; NaN equals NaN.
+// Largest difference between two tensors, relative to the largest element or, where all are smaller, to `least`; NaN
+// equals NaN.
+static inline double tensor_distance(const SafeTensor* t, const SafeTensor* u, double least) {
+    assert_true(u && u->count == t->count);
+    float *p = (float*)xcalloc(t->count, sizeof(float)), *q = (float*)xcalloc(t->count, sizeof(float));
+    safetensors_read_f32(p, t);
+    safetensors_read_f32(q, u);
+    double difference = 0, largest = least;
+    for (size_t k = 0; k < t->count; k++) {
+        if (isnan(p[k]) && isnan(q[k])) { continue; }
+        double d = fabs((double)p[k] - q[k]);
+        difference = isnan(d) ? INFINITY : fmax(difference, d);
+        largest = isnan(p[k]) ? largest : fmax(largest, fabs(p[k]));
+    }
+    free(p);
+    free(q);
+    return difference / largest;
+}
+
+// The largest of these between tensors of the same name.
 static inline double weights_distance(const char* a, const char* b) {
     SafeTensors x = safetensors_open(a), y = safetensors_open(b);
     assert_int_equal(x.count, y.count);
     double worst = 0;
     for (size_t i = 0; i < x.count; i++) {
-        const SafeTensor *t = &x.tensors[i], *u = safetensors_find(&y, t->name);
-        assert_true(u && u->count == t->count);
-        float *p = (float*)xcalloc(t->count, sizeof(float)), *q = (float*)xcalloc(t->count, sizeof(float));
-        safetensors_read_f32(p, t);
-        safetensors_read_f32(q, u);
-        double difference = 0, largest = 1e-3;
-        for (size_t k = 0; k < t->count; k++) {
-            if (isnan(p[k]) && isnan(q[k])) { continue; }
-            double d = fabs((double)p[k] - q[k]);
-            difference = isnan(d) ? INFINITY : fmax(difference, d);
-            largest = isnan(p[k]) ? largest : fmax(largest, fabs(p[k]));
-        }
-        worst = fmax(worst, difference / largest);
-        free(p);
-        free(q);
+        worst = fmax(worst, tensor_distance(&x.tensors[i], safetensors_find(&y, x.tensors[i].name), 1e-3));
     }
     safetensors_close(&x);
     safetensors_close(&y);
