@@ -28,7 +28,7 @@ PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 Q = $(if $(V),,@)
 say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
-.PHONY: all help test bench clean format deps demo demo-all program-tests left-out
+.PHONY: all help test bench bench-dist clean format deps demo demo-all program-tests left-out
 all: $(PROGRAMS)
 	@echo "bam.c is built for $(if $(filter cuda,$(BACKEND)),CUDA$(comma) $(PRECISION)$(comma),the CPU) with"
 	@cat $(BUILD)/summary.txt
@@ -40,6 +40,7 @@ help:
 	@echo "make demo       train four encodings and see which finds a key far beyond its training length"
 	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
+	@echo "make bench-dist   steps of 1 and 2 processes, communication hidden or not; needs mpirun"
 	@echo "make cuda       build for CUDA (CUDA_ARCHS=\"80 90 100\", PRECISION=bf16 or fp32); scripts/gpu_check.sh tests it"
 	@echo "make cuda USE_CUDNN=1   the same with cuDNN's attention for train_gpt --attention cudnn"
 	@echo "make ptxas      registers, spills, shared memory and occupancy of every CUDA kernel against their budgets"
@@ -165,6 +166,10 @@ test: deps
 
 bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train $(BUILD)/dev/bench_evaluate
 	@dev/bench.sh $(BUILD)
+
+bench-dist: train_gpt
+	@command -v mpirun >/dev/null || { echo "error: mpirun not found; run scripts/install_deps.sh" >&2; exit 1; }
+	@dev/bench_dist.py $(BUILD)
 
 demo demo-all: deps
 	@$(MAKE) --no-print-directory all

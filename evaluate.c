@@ -6,7 +6,6 @@ interrupted goes on where it was. No mathematics: that is in llmc/model.h and th
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE  // memmem
 #endif
-#include <signal.h>
 
 #include "llmc/checkpoint.h"
 #include "llmc/evaluate_args.h"
@@ -15,6 +14,7 @@ interrupted goes on where it was. No mathematics: that is in llmc/model.h and th
 #include "llmc/progress.h"
 #include "llmc/results.h"
 #include "llmc/score.h"
+#include "llmc/signals.h"
 
 enum { DEPTH_COLUMNS = 10, SAVE_SECONDS = 10, WINDOW_LINES = 32 };
 
@@ -568,6 +568,7 @@ static void release(Evaluation* e) {
 int main(int argc, char** argv) {
     static Evaluation evaluation;
     Evaluation* e = &evaluation;
+    signals_to_own_thread();
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     read_arguments(e, argc, argv);
     backend_init(e->args.device, e->args.dtype);

@@ -5,7 +5,6 @@ operators. This is the CUDA translation unit; it also builds for the CPU with `c
 On several ranks every rank runs this program on its share of each batch. Rank 0 alone writes files and prints; what
 decides about the next step (loss, norm, signals) is agreed first, so that all ranks always do the same.
 */
-#include <signal.h>
 #include <sys/file.h>
 
 #include "llmc/checkpoint.h"
@@ -16,6 +15,7 @@ decides about the next step (loss, norm, signals) is agreed first, so that all r
 #include "llmc/model_args.h"
 #include "llmc/model_dist.h"
 #include "llmc/ranks.h"
+#include "llmc/signals.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
 
@@ -553,6 +553,7 @@ static void train(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer;
     Trainer* t = &trainer;
+    signals_to_own_thread();
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);

@@ -12,6 +12,7 @@ VOCABULARY, GPUS, T = roofline.VOCABULARY, 8, 512  # GPUs of a node
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 MULTIPROCESSORS, LAUNCHES, LAUNCH = 132, 30, 3e-6  # launches of a layer and micro-step, seconds of each
 CONTENTION = 16 / MULTIPROCESSORS  # NCCL's blocks take multiprocessors from the backward pass they hide behind
+GROUP = 64 << 20  # bytes, GROUP_BYTES of llmc/dist.cuh
 HOST = 10e-6  # of the ranks' agreement, for every doubling of the ranks
 MiB = 1 << 20
 # Bus bandwidth in GB/s of an all-reduce by bytes, from 1 MiB on, each twice the one before.
@@ -58,17 +59,26 @@ def half(size, n, network):
     return moved / min(rate(NODES, size) * share["half"], share["most"] * 1e9) + ring
 
 
-def buckets(size, least=0):
-    """[(parameters, share of the layers done when they are ready)] in the order of the backward pass: output head,
-    layers, embedding. Layers go together until their gradients have `least` bytes."""
+def segments(size):
+    """Parameters of the embedding, the output head and each layer, as they lie in memory."""
     C, L, _ = roofline.SIZES[size]
-    together = min(L, max(1, math.ceil(least / (40 * C * C))))
-    layers = [(10 * C * C * (min(i + together, L) - i), min(i + together, L) / L) for i in range(0, L, together)]
-    return [(VOCABULARY * C, 0)] + layers + [(VOCABULARY * C, 1)]
+    return [VOCABULARY * C] * 2 + [10 * C * C] * L
+
+
+def groups(segments_bytes, least):
+    """[(bytes, segments queued so far)] of the operations of segments in this order, as llmc/dist.cuh collects them: a
+    group goes when `least` bytes are waiting, and at the end."""
+    together, waiting = [], 0
+    for i, size in enumerate(segments_bytes, 1):
+        waiting += size
+        if waiting >= least or i == len(segments_bytes):
+            together.append((waiting, i))
+            waiting = 0
+    return together
 
 
 def parameters(size):
-    return sum(count for count, _ in buckets(size))
+    return sum(segments(size))
 
 
 def micro_step(size, tokens):
@@ -89,32 +99,34 @@ def micro_step(size, tokens):
 
 
 def exposed(ready, seconds, end):
-    """Communication after `end`, its operations one after the other, each when its bucket is ready."""
+    """Communication after `end`, its operations one after the other, each when its data are ready."""
     free = 0
     for at, takes in zip(ready, seconds):
         free = max(free, at) + takes
     return max(0, free - end)
 
 
-def step(size, n, tokens, network, zero, least=0, one_gather=False):
+def step(size, n, tokens, network, zero, least=GROUP):
     """Seconds of the parts of a step of `tokens` tokens on each of n ranks."""
-    C = roofline.SIZES[size][0]
-    parts, total = buckets(size, least), parameters(size)
+    C, L, _ = roofline.SIZES[size]
+    parts, total = segments(size), parameters(size)
     batch = min(tokens, 128 * T)
     micro = micro_step(size, batch)
     backward = 2 / 3 * micro * (1 - 6 * VOCABULARY * C / roofline.model_flops(size, T))  # of the layers
-    ready = [micro - backward * (1 - done) for _, done in parts]
-    reduce = [(half if zero else all_reduce)(4 * count, n, network) for count, _ in parts]
+    # the backward pass ends with the embedding; its last segments go when it is done
+    reduced = groups([4 * count for count in parts[1:] + parts[:1]], least)
+    ready = [micro - backward * (1 - min(done - 1, L) / L) for _, done in reduced]
+    reduce = [(half if zero else all_reduce)(sent, n, network) for sent, _ in reduced]
     late = exposed(ready, reduce, micro)
     memory = 4.3e12 * roofline.REACHED["memory"][1]
-    gathered = [total] if one_gather else [count for count, _ in parts]
+    gathered = [sent for sent, _ in groups([2 * count for count in parts], least)]
     return {
         "compute": micro * (tokens // batch),
         "slower compute": CONTENTION * (sum(reduce) - late),
         "exposed reduction": late,
         "gradients to zero": 4 * total / memory,
         "optimiser": 34 * total / memory / (n if zero else 1),
-        "all-gather": sum(half(2 * count, n, network) for count in gathered) if zero else 0,
+        "all-gather": sum(half(sent, n, network) for sent in gathered) if zero else 0,
         "agreement": HOST * math.log2(n),
     }
 
@@ -148,24 +160,24 @@ def print_network(title, tokens, networks, ranks, zeros):
 def print_bytes():
     n, gib = 64, 1 << 30
     head("A GPU's bytes: of a step on the wire (64 GPUs), and of memory", "size",
-         ["parameters", "all-reduce, MB", "ZeRO-1, MB", "a layer's bucket, MB", "head's, MB", "state, GiB",
+         ["parameters", "all-reduce, MB", "ZeRO-1, MB", "a layer's segment, MB", "head's, MB", "state, GiB",
           "ZeRO-1 on 8", "on 64", "all at B 128, GiB", "ZeRO-1 on 8"])
     for size in roofline.SIZES:
-        total, parts = parameters(size), buckets(size)
+        total, parts = parameters(size), segments(size)
         print(f"| {size} | {total / 1e6:.0f}M | {2 * (n - 1) / n * 4 * total / 1e6:.0f} | "
-              f"{(n - 1) / n * 6 * total / 1e6:.0f} | {4 * parts[1][0] / 1e6:.0f} | {4 * parts[0][0] / 1e6:.0f} | "
+              f"{(n - 1) / n * 6 * total / 1e6:.0f} | {4 * parts[-1] / 1e6:.0f} | {4 * parts[1] / 1e6:.0f} | "
               f"{18 * total / gib:.1f} | {(10 + 8 / 8) * total / gib:.1f} | {(10 + 8 / 64) * total / gib:.1f} | "
               f"{PLANNED[size]:.1f} | {PLANNED[size] - 8 * total * 7 / 8 / gib:.1f} |")
 
 
-def print_changes(tokens):
-    """What larger operations would buy: ms of a step."""
-    head("524,288 tokens a step, ms: fewer, larger operations", "size, GPUs, `--zero_stage`",
-         ["one operation a bucket", "one all-gather", "buckets of 64 MB or more", "both"])
+def print_groups(tokens):
+    """What grouping the operations buys: ms of a step."""
+    head("524,288 tokens a step, ms: size of the groups", "size, GPUs, `--zero_stage`",
+         ["each segment alone", "16 MiB", "**64 MiB**", "256 MiB", "all at the end"])
     for size, n in (("l6", 64), ("l12", 64), ("l12", 128), ("l24", 64), ("l24", 128), ("l24", 512)):
         for zero in (0, 1):
-            cells = [f"{efficiency(size, n, tokens(n), 'InfiniBand', zero, least=least, one_gather=one)[0]:.1f}"
-                     for least in (0, 64e6) for one in (False, True)]
+            cells = [f"{efficiency(size, n, tokens(n), 'InfiniBand', zero, least=least)[0]:.1f}"
+                     for least in (0, 16 * MiB, GROUP, 256 * MiB, math.inf)]
             print(f"| {size}, {n}, {zero} | " + " | ".join(cells) + " |")
 
 
@@ -218,7 +230,7 @@ def main():
                       RANKS[1:], (0, 1))
     print_network("65,536 tokens a step and GPU, one 100 GbE card a node, `--zero_stage 0`, RDMA / TCP",
                   scenarios[1][1], ["100 GbE, RDMA", "100 GbE, TCP"], (16, 64, 512), (0,))
-    print_changes(scenarios[0][1])
+    print_groups(scenarios[0][1])
     print_measured()
 
 

@@ -237,8 +237,7 @@ static void test_multi_node(void** state) {
         int status;
         const char *command, *words;
     } cases[] = {
-        {0, "NP=3 $D/single_node.sh --seed 1",
-         "mpirun -np 3 --bind-to none --mca odls_base_sigkill_timeout 120 |/train_gpt --seed 1\n"},
+        {0, "NP=3 $D/single_node.sh --seed 1", "mpirun -np 3 --bind-to none |/train_gpt --seed 1\n"},
         {0, "CUDA_VISIBLE_DEVICES=0,2 $D/single_node.sh", "mpirun -np 2 "},
         {0, "echo node1 slots=8 >hosts; NCCL_DEBUG=INFO HOSTFILE=hosts $D/mpirun.sh --seed 1",
          "mpirun --hostfile hosts --bind-to none |-x NCCL_DEBUG |/train_gpt --seed 1\n"},
@@ -269,19 +268,34 @@ static void test_multi_node(void** state) {
     write_scratch("bin/saves",
                   "#!/bin/sh\ntrap 'sleep 0.3; echo saved; exit 138' USR1\ntrap 'exit 143' TERM\n"
                   "echo started\nwhile :; do sleep 0.05; done\n");
-#define SIGNALLED(script, processes, signal)                                                              \
-    "D=$PWD/scripts/multi_node; cd $S; chmod +x bin/saves; export PATH=$S/bin:$PATH TRAIN=$S/bin/saves; " \
-    ": >log; " script                                                                                     \
-    " >log 2>&1 & job=$!;"                                                                                \
-    " until [ $(grep -c started log) = " processes                                                        \
-    " ]; do sleep 0.05; done;"                                                                            \
+    write_scratch("bin/hangs",
+                  "#!/bin/sh\ntrap : USR1\ntrap 'exit 143' TERM\n"
+                  "echo started\nwhile :; do sleep 0.05; done\n");
+#define SIGNALLED(script, processes, signal)                                                                        \
+    "D=$PWD/scripts/multi_node; cd $S; chmod +x bin/saves bin/hangs; export PATH=$S/bin:$PATH TRAIN=$S/bin/saves; " \
+    ": >log; " script                                                                                               \
+    " >log 2>&1 & job=$!;"                                                                                          \
+    " until [ $(grep -c started log) = " processes                                                                  \
+    " ]; do sleep 0.05; done;"                                                                                      \
     " kill -" signal " $job; wait $job; status=$?; cat log; exit $status"
     expect_status(0, SIGNALLED("SLURM_JOB_ID=7 $D/slurm.sh", "1", "USR1"));
     expect_words("saved\n|scontrol requeue 7\n");
-    expect_status(143, SIGNALLED("SLURM_JOB_ID=7 $D/slurm.sh", "1", "TERM"));
+    expect_status(138, SIGNALLED("SLURM_JOB_ID=7 $D/slurm.sh", "1", "TERM"));
+    expect_words("saved\n");
     assert_null(strstr(output, "requeue"));
     expect_status(138, SIGNALLED("NP=2 $D/env.sh", "2", "USR1"));
     assert_int_equal(count_words(output, "saved\n"), 2);
+    expect_status(143, SIGNALLED("NP=2 $D/env.sh", "2", "TERM"));
+
+    // mpirun gets SIGUSR1 for SIGTERM, and a second SIGTERM only when that comes later
+    write_scratch("bin/mpirun", "#!/bin/sh\nwhile [ $1 != $TRAIN ]; do shift; done\nexec \"$@\"\n");
+    expect_status(0, "chmod +x $S/bin/mpirun; echo node1 slots=8 >$S/hosts");
+    expect_status(138, SIGNALLED("$D/single_node.sh", "1", "TERM $job; kill -TERM"));
+    expect_words("saved\n");
+    expect_status(138, SIGNALLED("HOSTFILE=hosts $D/mpirun.sh", "1", "USR1"));
+    expect_words("saved\n");
+    expect_status(143, SIGNALLED("TRAIN=$S/bin/hangs $D/single_node.sh", "1", "TERM $job; sleep 2.1; kill -TERM"));
+    assert_null(strstr(output, "saved"));
 }
 
 static void test_published_command(void** state) {

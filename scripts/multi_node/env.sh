@@ -45,9 +45,14 @@ fi
 export WORLD_SIZE MASTER_ADDR MASTER_PORT
 
 processes=""
-trap 'kill -TERM $processes 2>/dev/null || true' TERM
-trap 'kill -USR1 $processes 2>/dev/null || true' USR1
-trap : INT # Ctrl-C reaches the processes too
+# shellcheck disable=SC2086,SC2317  # several process ids; called by traps
+forward() {
+    interrupted=1
+    kill "-$1" $processes 2>/dev/null || true
+}
+trap 'forward TERM' TERM HUP
+trap 'forward USR1' USR1
+trap 'forward TERM' INT # until they are ready to save, the processes ignore the SIGINT of Ctrl-C
 local_rank=0
 while [ "$local_rank" -lt "$np" ]; do
     export LOCAL_RANK=$local_rank RANK=$((node * np + local_rank))
@@ -62,10 +67,12 @@ while [ "$local_rank" -lt "$np" ]; do
 done
 largest=0
 for process in $processes; do
+    status=127
     while :; do
-        status=0
-        wait "$process" || status=$?
-        kill -0 "$process" 2>/dev/null || break # a trap ended the wait, the process is still saving
+        interrupted=0 code=0
+        wait "$process" || code=$?
+        [ "$code" = 127 ] || status=$code # 127: it had ended before, with the status that is known
+        [ "$interrupted" = 1 ] || break   # a trap ends a wait, the process is still saving
     done
     [ "$status" -le "$largest" ] || largest=$status
 done

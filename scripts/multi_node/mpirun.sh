@@ -14,7 +14,8 @@ and logs/.
   TRAIN         the program (default: train_gpt of this repository)
   DRY_RUN=1     prints the command only
 
-Variables NCCL_* and OMP_* are handed to all hosts. Ctrl-C or SIGTERM: the run saves itself and says how to go on.
+Variables NCCL_* and OMP_* are handed to all hosts.
+Ctrl-C, SIGTERM or SIGUSR1 to this script: the run saves itself and says how to go on. A second one: it ends at once.
 
 example: HOSTFILE=hosts scripts/multi_node/mpirun.sh --dataset 10B --model_size l24 --batch_size 64 \
              --tokens_per_step 1048576 --zero_stage 1
@@ -34,10 +35,11 @@ if [ "${DRY_RUN:-0}" != 1 ]; then
 fi
 # mpirun hands its own variables on, but no others.
 exports=$(env | sed -n 's/^\(NCCL_[A-Z0-9_]*\|OMP_[A-Z_]*\|LD_LIBRARY_PATH\)=.*/-x \1/p' | tr '\n' ' ')
-# No binding: the program divides the cores of a host among its processes, mpirun would give each one core. When it is
-# stopped, mpirun kills after 1 second unless told to wait: saving takes longer.
+# No binding: the program divides the cores of a host among its processes, mpirun would give each one core.
 # shellcheck disable=SC2086  # flags, not one word
-set -- mpirun --hostfile "$hostfile" ${NP:+-np "$NP"} --bind-to none --mca odls_base_sigkill_timeout 120 $exports \
+set -- mpirun --hostfile "$hostfile" ${NP:+-np "$NP"} --bind-to none $exports \
     ${MPIRUN_FLAGS:-} "$train" "$@"
 echo "$*"
-[ "${DRY_RUN:-0}" = 1 ] || exec "$@"
+[ "${DRY_RUN:-0}" != 1 ] || exit 0
+# shellcheck source=scripts/multi_node/run_mpirun.sh
+. "$(dirname "$0")/run_mpirun.sh"

@@ -12,7 +12,7 @@ Starts N processes of train_gpt on this host with mpirun (Open MPI); run it in t
   DRY_RUN=1     prints the command only
 
 mpirun refuses to run as root: in a container set OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.
-Ctrl-C or SIGTERM: the run saves itself and says how to go on.
+Ctrl-C, SIGTERM or SIGUSR1 to this script: the run saves itself and says how to go on. A second one: it ends at once.
 
 example: scripts/multi_node/single_node.sh --dataset 10B --model_size l12 --batch_size 32 --tokens_per_step 524288
 END
@@ -36,9 +36,10 @@ if [ "${DRY_RUN:-0}" != 1 ]; then
     command -v "$train" >/dev/null || { echo "error: $train not found; build it with make" >&2; exit 1; }
     command -v mpirun >/dev/null || { echo "error: mpirun not found; run scripts/install_deps.sh" >&2; exit 1; }
 fi
-# No binding: the program divides the cores of a host among its processes, mpirun would give each one core. When it is
-# stopped, mpirun kills after 1 second unless told to wait: saving takes longer.
+# No binding: the program divides the cores of a host among its processes, mpirun would give each one core.
 # shellcheck disable=SC2086  # flags, not one word
-set -- mpirun -np "$np" --bind-to none --mca odls_base_sigkill_timeout 120 ${MPIRUN_FLAGS:-} "$train" "$@"
+set -- mpirun -np "$np" --bind-to none ${MPIRUN_FLAGS:-} "$train" "$@"
 echo "$*"
-[ "${DRY_RUN:-0}" = 1 ] || exec "$@"
+[ "${DRY_RUN:-0}" != 1 ] || exit 0
+# shellcheck source=scripts/multi_node/run_mpirun.sh
+. "$(dirname "$0")/run_mpirun.sh"

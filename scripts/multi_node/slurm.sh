@@ -22,7 +22,7 @@ starts at once. The job's output is slurm_JOB.out.
   DRY_RUN=1     prints the command only
 
 Five minutes before the end of the time the processes are told to save (SIGUSR1); another --signal=B:USR1@SECONDS in
-SBATCH_FLAGS changes that.
+SBATCH_FLAGS changes that. To stop a job and keep its last step: scancel --batch --signal=TERM JOB. Plain scancel kills.
 
 example: SBATCH_FLAGS="--nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --time=12:00:00" scripts/multi_node/slurm.sh \
              --dataset 10B --model_size l24 --batch_size 32 --tokens_per_step 524288 --zero_stage 1
@@ -72,12 +72,20 @@ echo "$*"
 again=0
 "$@" &
 job=$!
-trap 'again=1; kill -USR1 $job || true' USR1 # time is nearly over; srun hands signals on
-trap 'kill -TERM $job || true' TERM          # cancelled, or preempted, which Slurm itself queues again
+# srun hands SIGUSR1 on to the processes; at SIGTERM it would kill them
+# shellcheck disable=SC2317  # called by traps
+save() {
+    interrupted=1
+    kill -USR1 "$job" 2>/dev/null || true
+}
+trap 'again=1; save' USR1 # time is nearly over
+trap save TERM INT        # cancelled, or preempted, which Slurm itself queues again
+status=127
 while :; do
-    status=0
-    wait "$job" || status=$?
-    kill -0 "$job" 2>/dev/null || break # a trap ended the wait, the job is still saving
+    interrupted=0 code=0
+    wait "$job" || code=$?
+    [ "$code" = 127 ] || status=$code # 127: it had ended before, with the status that is known
+    [ "$interrupted" = 1 ] || break   # a trap ends a wait, the job is still saving
 done
 if [ $again = 1 ] && [ "$status" -gt 128 ]; then
     scontrol requeue "$SLURM_JOB_ID"
