@@ -7,8 +7,6 @@ comparing what such runs leave behind with what one process does.
 
 #include "train_util.h"
 
-// Columns of train.log and eval.log that do not depend on the clock.
-enum { TRAIN_COLUMNS = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4, EVAL_COLUMNS = 1 << 0 | 1 << 2 };
 enum { MOST_RANKS = 4 };
 
 // 12 micro-batches of 24 tokens a step: 1, 2, 3 and 4 ranks divide them. With 32 channels, 4 heads and 1 for keys the
@@ -179,13 +177,6 @@ static inline void assert_close(const char* a, const char* b, double bound, doub
                     d.priors, prior_bound);
         fail();
     }
-}
-
-static inline void assert_same_columns(const char* a, const char* b, const char* name, unsigned columns) {
-    char *path_a = text("%s/%s", a, name), *path_b = text("%s/%s", b, name);
-    char *x = csv_columns(path_a, columns), *y = csv_columns(path_b, columns);
-    assert_string_equal(x, y);
-    free(path_a), free(path_b), free(x), free(y);
 }
 
 // The same bits.

@@ -104,6 +104,19 @@ static void test_bf16_ways_agree(void** state) {
     assert_identical_logs("bf16_mpi", "bf16_env");
 }
 
+// Collectives (EMU_LATE=1), or kernels (2), as late as the order of streams and events allows: what had not waited for
+// them would compute with the wrong numbers.
+static void test_streams_wait(void** state) {
+    (void)state;
+    static const char* const logs[] = {"late0", "late1", "late2"};
+    for (size_t i = 0; i < 3; i++) {
+        setenv("EMU_LATE", logs[i] + 4, 1);
+        train_ranks_quietly(FP32, 2, logs[i], EMU_MODEL "--zero_stage 1");
+        if (i > 0) { assert_identical_logs(logs[i], logs[0]); }
+    }
+    unsetenv("EMU_LATE");
+}
+
 // What 2 emulated ranks with shards have saved in bf16 goes on on one rank and on the CPU.
 static void test_resume_elsewhere(void** state) {
     (void)state;
@@ -275,10 +288,15 @@ int main(void) {
     setenv("EMU_MEMORY", "268435456", 1);
     setenv("EMU_PROTECT", "1", 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp32_same_as_one_rank), cmocka_unit_test(test_bf16_ways_agree),
-        cmocka_unit_test(test_resume_elsewhere),      cmocka_unit_test(test_killed_rank),
-        cmocka_unit_test(test_stopped_job),           cmocka_unit_test(test_missing_rank),
-        cmocka_unit_test(test_port_in_use),           cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_fp32_same_as_one_rank),
+        cmocka_unit_test(test_bf16_ways_agree),
+        cmocka_unit_test(test_streams_wait),
+        cmocka_unit_test(test_resume_elsewhere),
+        cmocka_unit_test(test_killed_rank),
+        cmocka_unit_test(test_stopped_job),
+        cmocka_unit_test(test_missing_rank),
+        cmocka_unit_test(test_port_in_use),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
