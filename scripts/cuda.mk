@@ -87,10 +87,9 @@ $(BUILD)/cuda/dev/bench_cuda: %: %.o $(CUDNN_OBJECT)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)
 
 # Tests on a real device. All need cmocka, those that compare with the CPU's operators oneDNN, those of NCCL and cuDNN
-# the library itself: the emulator's stand-ins would say nothing about them. Left to the emulator: test_emu_bugs and
-# test_emu_nccl_errors make mistakes that only the emulator survives, tests that include one of the CPU read its memory.
-CUDA_TESTS_EMULATED = test_emu_bugs test_emu_nccl_errors \
-                      $(basename $(notdir $(shell grep -l '^\#include "test_.*\.c"' test/*.cu)))
+# the library itself: the emulator's stand-ins would say nothing about them. Left to the emulator: what makes mistakes
+# that only the emulator survives.
+CUDA_TESTS_EMULATED = test_emu_bugs test_emu_nccl_errors
 CUDA_TESTS_NCCL = $(basename $(notdir $(shell grep -l '^\#include <nccl.h>' test/*.cu)))
 CUDA_TESTS = $(filter-out $(CUDA_TESTS_EMULATED),$(patsubst test/%.cu,%,$(wildcard test/test_*.cu)))
 CUDA_TESTS_OF_CPU = $(basename $(notdir $(shell grep -lE 'cuda_ops_util\.h|namespace cpu' $(CUDA_TESTS:%=test/%.cu))))

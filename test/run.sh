@@ -59,9 +59,7 @@ run_emulated() {
     if grep -q 'PRECISION_FP32\|floatX' "$source"; then precisions=_fp32; fi
     for precision in "" $precisions; do
         for seed in $seeds; do
-            export EMU_SEED="$seed"
-            # host code that reads device memory is an error, except in tests that say they do
-            if grep -q '^// emulated in: plain' "$source"; then unset EMU_PROTECT; else export EMU_PROTECT=1; fi
+            export EMU_SEED="$seed" EMU_PROTECT=1  # host code that touches device memory is an error
             run "$1 (emulated$precision, order $seed)" "$BUILD" "emu/plain$precision/$1" ""
         done
         unset EMU_SEED EMU_PROTECT

@@ -158,7 +158,7 @@ static void for_each_case(void (*check)(const Case*)) {
     assert_non_null(dir);
     size_t cases = 0;
     bool seen[POS_COUNT][2] = {{false}};
-    for (struct dirent* entry; (entry = readdir(dir));) {
+    for (struct dirent* entry; (entry = readdir(dir)) != NULL;) {
         const char* name = entry->d_name;
         size_t n = strlen(name);
         if (n < 12 || strcmp(name + n - 12, ".safetensors") != 0 || strncmp(name, "interop_", 8) == 0) { continue; }
