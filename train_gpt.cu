@@ -15,7 +15,7 @@ decides about the next step (loss, norm, signals) is agreed first, so that all r
 #include "llmc/model_args.h"
 #include "llmc/model_dist.h"
 #include "llmc/ranks.h"
-#include "llmc/signals.h"
+#include "llmc/stop.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
 
@@ -43,54 +43,10 @@ typedef struct {
     int stop;        // the signal at which all ranks have agreed to stop
 } Trainer;
 
-// ----------------------------------------------------------------------------
-// signals
-
-static volatile sig_atomic_t stop_signal;    // that came to this rank
-static volatile sig_atomic_t stop_patience;  // seconds that the other ranks may take to agree; 0: any time
-
-// The first signal asks the loop to save and leave; a second one ends the program at once, unless it comes with the
-// first: launchers repeat signals. When the others are dead, nobody agrees to stop: then an alarm ends this rank.
-static void on_signal(int number) {
-    static time_t first;
-    if (stop_signal && time(NULL) - first > 1) { signal(number, SIG_DFL), raise(number); }
-    if (stop_signal) { return; }
-    first = time(NULL);
-    stop_signal = number;
-    if (stop_patience) { alarm((unsigned)stop_patience); }
-}
-
-static void on_alarm(int number) {
-    static const char message[] =
-        "error: asked to stop, but the other ranks do not answer; resume from the last checkpoint\n";
-    ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
-    (void)written;
-    _exit(128 + number);
-}
-
-static void catch_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) { signal(numbers[i], on_signal); }
-    signal(SIGALRM, on_alarm);
-}
-
-static const char* signal_name(int number) {
-    return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGUSR1";
-}
-
-// For as long as something takes its time, or until the agreement to stop: no alarm. Then at most so many seconds.
-static void be_patient(double seconds) {
-    stop_patience = 0;
-    alarm(0);
-    if (ranks.size == 1 || seconds == 0) { return; }
-    stop_patience = (sig_atomic_t)(seconds + 1);
-    if (stop_signal) { alarm((unsigned)stop_patience); }
-}
-
 // Has any rank been asked to stop? Collective.
-static bool stop_agreed(Trainer* t) {
-    if (!t->stop) { t->stop = ranks_max(stop_signal); }
-    if (t->stop) { be_patient(0); }
+static bool must_stop(Trainer* t) {
+    if (!t->stop) { t->stop = stop_agreed(); }
+    if (t->stop) { stop_be_patient(0); }
     return t->stop != 0;
 }
 
@@ -231,6 +187,51 @@ static void build_model(Trainer* t) {
     model_allocate(&t->model);
 }
 
+// Two programs on one run would mix their logs and remove each other's checkpoints. The lock ends with the process. It
+// is a file, for NFS locks no folders.
+static void lock_run(Trainer* t, char* folder) {
+    char* path = text("%s/.lock", folder);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) { fatal("%s: %s; check that the folder exists and can be written", path, strerror(errno)); }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) { fatal("%s: another train_gpt is at this run; wait for it or stop it", folder); }
+        warn("%s: cannot lock: %s; do not start a second train_gpt at this run", path, strerror(errno));
+    }
+    free(path);
+    t->folder = folder;
+}
+
+// A run that goes on is locked before its checkpoint is read, or another program could write the next one meanwhile.
+static void lock_resumed_run(Trainer* t) {
+    bool same_run = t->args.checkpoint && !t->args.reset_steps;
+    if (same_run && ranks.rank == 0) {
+        free(checkpoint_find(t->args.checkpoint));  // says what is wrong with the folder
+        lock_run(t, checkpoint_run_folder(t->args.checkpoint));
+    }
+    ranks_barrier();
+}
+
+// Refuses to go on with other data or, by a rounding flag and another number of ranks, with other steps.
+static void check_resumed(const Trainer* t) {
+    const TrainArgs* a = &t->args;
+    DataLoaderTokens tokens = dataloader_tokens(&t->loader);
+    if (t->state.dataset_tokens != tokens.total) {
+        fatal(
+            "%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
+            "on with other data",
+            a->checkpoint, t->state.dataset_tokens, a->dataset, tokens.total);
+    }
+    if (t->state.val_tokens != tokens.validation) {
+        fatal("%s: %zu of the run's tokens are for validation, now it would be %zu; give --val_tokens %zu",
+              a->checkpoint, t->state.val_tokens, tokens.validation, t->state.val_tokens);
+    }
+    if (t->state.tokens_per_step != t->tokens_per_step && a->tokens_per_step == 0) {
+        fatal("%s: the run's steps have %zu tokens, on %zu rank%s they would have %zu; give --tokens_per_step %zu",
+              a->checkpoint, t->state.tokens_per_step, ranks.size, ranks.size == 1 ? "" : "s", t->tokens_per_step,
+              t->state.tokens_per_step);
+    }
+}
+
 // Initial weights, or those of a checkpoint with all that is needed to go on from it.
 static void load_weights(Trainer* t) {
     const TrainArgs* a = &t->args;
@@ -239,12 +240,7 @@ static void load_weights(Trainer* t) {
     if (a->checkpoint) {
         checkpoint_load(&t->model, &t->state, a->checkpoint);
         bool same_data = t->state.dataset_tokens == tokens;
-        if (!same_data && !a->reset_steps) {
-            fatal(
-                "%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
-                "on with other data",
-                a->checkpoint, t->state.dataset_tokens, a->dataset, tokens);
-        }
+        if (!a->reset_steps) { check_resumed(t); }
         DataLoaderState position = {t->state.epoch, t->state.position};
         if (same_data) { dataloader_restore(&t->loader, position, a->checkpoint); }
         if (a->reset_steps) { t->state.schedule_start = t->state.step; }
@@ -254,7 +250,10 @@ static void load_weights(Trainer* t) {
     } else {
         model_init(&t->model, a->seed);
     }
-    t->state.dataset_tokens = tokens;
+    DataLoaderState position = dataloader_state(&t->loader);
+    t->state.epoch = position.epoch, t->state.position = position.position;
+    t->state.dataset_tokens = tokens, t->state.val_tokens = dataloader_tokens(&t->loader).validation;
+    t->state.tokens_per_step = t->tokens_per_step;
     ranks_check_same("state", &t->state, sizeof t->state);
 }
 
@@ -290,21 +289,10 @@ static cJSON* dataset_args_json(const Trainer* t) {
     return o;
 }
 
-// Two programs on one run would mix their logs and remove each other's checkpoints. The lock ends with the process.
-static void lock_run_folder(const char* folder) {
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) { fatal("%s: %s; check that the folder exists and is readable", folder, strerror(errno)); }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        fatal("%s: another train_gpt is at this run; wait for it or stop it", folder);
-    }
-}
-
 // Rank 0's part: the folder, args.json, the logs.
 static void create_run(Trainer* t, bool same_run) {
     const TrainArgs* a = &t->args;
-    t->folder = same_run ? checkpoint_run_folder(a->checkpoint)
-                         : run_folder_create(a->log_dir, a->model_size, a->position_encoding);
-    lock_run_folder(t->folder);
+    if (!same_run) { lock_run(t, run_folder_create(a->log_dir, a->model_size, a->position_encoding)); }
     char device[256];
     backend_describe(device, sizeof device);
     cJSON* build = build_info();
@@ -361,9 +349,8 @@ static double accumulate_gradients(Trainer* t) {
     }
     t->model.segment_ready = NULL;
     if (!a->overlap_communication) { model_reduce_gradients(&t->model); }
-    double loss = model_mean_loss(&t->model, t->accumulation);
     dist_wait();
-    return loss;
+    return model_mean_loss(&t->model, t->accumulation);
 }
 
 // What ranks tell each other about a step.
@@ -427,7 +414,7 @@ static void train_step(Trainer* t) {
     report.stop = stop_signal;
     report = agree_on_step(report);
     t->stop = (int)report.stop;
-    if (t->stop) { be_patient(0); }
+    if (t->stop) { stop_be_patient(0); }
     double loss = report.loss, norm = sqrt(report.squares);
     bool finite = isfinite(loss) && isfinite(norm);
     if (finite) { update_weights(t, norm, rate); }
@@ -441,7 +428,6 @@ static void train_step(Trainer* t) {
     t->state.step++;
     t->saved = false;
     print_progress(t, loss, norm, rate, seconds);
-    if (!t->stop) { be_patient(5 + 3 * step_timer_seconds(&t->timer)); }
     t->skipped = finite ? 0 : t->skipped + 1;
     if (!finite) { warn("loss or gradient of step %zu is not finite; its update is skipped", t->state.step); }
     if (t->skipped >= MAX_SKIPPED_STEPS) {
@@ -468,7 +454,7 @@ static void validate(Trainer* t) {
         model_losses(&t->model, t->loader.targets, 0);
         sum += model_mean_loss(&t->model, 1);
         if (show_batches) { printf("\rvalidating %zu/%zu", i + 1, batches), fflush(stdout); }
-        if (stop_agreed(t)) { break; }
+        if (must_stop(t)) { break; }
     }
     if (show_batches) { printf("\r%40s\r", ""); }
     if (t->stop) { return; }
@@ -507,7 +493,7 @@ static void print_sample(Trainer* t) {
 
 static void save(Trainer* t) {
     if (t->saved) { return; }
-    be_patient(0);
+    stop_be_patient(0);
     double started = wall_seconds();
     if (ranks.rank == 0) {
         cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
@@ -518,6 +504,7 @@ static void save(Trainer* t) {
         checkpoint_help_save(&t->model, model_whole_state);
         device_synchronize();  // the network has done its part before ranks talk again
     }
+    ranks_barrier();  // nobody leaves before the checkpoint is whole
     t->saved = true;
     printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
     fflush(stdout);
@@ -529,24 +516,28 @@ static void train(Trainer* t) {
     const TrainArgs* a = &t->args;
     size_t end = t->state.schedule_start + a->num_iterations;
     if (t->state.step >= end) { printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end); }
-    while (!stop_agreed(t)) {
+    while (!must_stop(t)) {
         bool last = t->state.step >= end;
         if (last) { save(t); }  // before anything at the end of a run can go wrong
         if (is_due(a->val_loss_every, t->state.step, last)) { validate(t); }
         Random sampler = t->state.sampler;
-        be_patient(0);  // rank 0 may take its time to save and to sample
-        if (is_due(a->sample_every, t->state.step, last) && !t->stop && ranks.rank == 0) { print_sample(t); }
-        if (last || stop_agreed(t)) {
+        if (is_due(a->sample_every, t->state.step, last) && !t->stop) {
+            stop_be_patient(0);  // rank 0 may take its time
+            if (ranks.rank == 0) { print_sample(t); }
+        }
+        if (last || must_stop(t)) {
             t->state.sampler = sampler;  // a resumed run draws the sample of this step again
             break;
         }
+        double usual = step_timer_seconds(&t->timer);
+        if (usual > 0) { stop_be_patient(5 + 3 * usual); }
         train_step(t);
         if (is_due(a->checkpoint_every, t->state.step, false)) { save(t); }
     }
     if (t->stop) { save(t); }
     if (t->stop && t->state.step < end) {
-        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n", signal_name(t->stop),
-               t->state.step, t->folder);
+        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n",
+               stop_signal_name(t->stop), t->state.step, t->folder);
     }
 }
 
@@ -562,11 +553,12 @@ int main(int argc, char** argv) {
     open_data(t);
     check_ranks(t);
     open_tokenizer(t);
+    dist_open();
     build_model(t);
+    lock_resumed_run(t);
     load_weights(t);
     open_run_folder(t);
-    dist_open();
-    catch_signals();
+    stop_catch_signals();
     train(t);
     dist_close();
     if (ranks.rank == 0) { run_logs_close(&t->logs); }

@@ -26,6 +26,7 @@ typedef struct {
     size_t schedule_start;     // the step at which the learning-rate schedule began
     uint64_t epoch, position;  // of the data loader
     size_t dataset_tokens;     // of the whole dataset, to notice another one
+    size_t val_tokens, tokens_per_step;
     Random sampler;
 } RunState;
 
@@ -189,6 +190,8 @@ static inline void checkpoint_save_optimizer(const char* folder, Model* model, S
         {"epoch", text("%llu", (unsigned long long)state->epoch)},
         {"position", text("%llu", (unsigned long long)state->position)},
         {"dataset_tokens", text("%zu", state->dataset_tokens)},
+        {"val_tokens", text("%zu", state->val_tokens)},
+        {"tokens_per_step", text("%zu", state->tokens_per_step)},
         {"sampler", text("%llu", (unsigned long long)state->sampler.state)},
     };
     enum { PAIRS = sizeof metadata / sizeof *metadata };
@@ -373,6 +376,8 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
     state->schedule_start = checkpoint_number(&moments, "schedule_start");
     state->epoch = checkpoint_number(&moments, "epoch"), state->position = checkpoint_number(&moments, "position");
     state->dataset_tokens = checkpoint_number(&moments, "dataset_tokens");
+    state->val_tokens = checkpoint_number(&moments, "val_tokens");
+    state->tokens_per_step = checkpoint_number(&moments, "tokens_per_step");
     state->sampler.state = checkpoint_number(&moments, "sampler");
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];

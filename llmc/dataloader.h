@@ -464,14 +464,9 @@ static inline DataLoaderTokens dataloader_tokens(const DataLoader* dl) {
     return t;
 }
 
-// 64-bit FNV-1a (Fowler, Noll, Vo) of the current batch's B*T + 1 tokens as little-endian int32.
+// Hash of the current batch's B*T + 1 tokens.
 static inline uint64_t dataloader_hash_batch(const DataLoader* dl) {
-    uint64_t hash = 0xCBF29CE484222325ull;
-    for (size_t i = 0; i < dl->batch_tokens + 1; i++) {
-        uint32_t token = (uint32_t)dl->inputs[i];
-        for (int shift = 0; shift < 32; shift += 8) { hash = (hash ^ (token >> shift & 0xFF)) * 0x100000001B3ull; }
-    }
-    return hash;
+    return fnv1a(dl->inputs, (dl->batch_tokens + 1) * sizeof(int32_t));
 }
 
 static inline void dataloader_close(DataLoader* dl) {

@@ -8,7 +8,6 @@ MPI for progress and sleeps in between, for its core belongs to the computation,
 
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #ifdef HAVE_MPI
 #include <mpi.h>
 #endif
@@ -23,10 +22,8 @@ size_t dist_ranks_per_device(void) { return ranks.local_size; }
 
 #ifdef HAVE_MPI
 
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } Operation;
-
 typedef struct {
-    Operation operation;
+    DistOperation operation;
     char* data;
     size_t n, element_bytes;
 } Job;
@@ -87,7 +84,7 @@ static void run_job(const Job* job) {
             }
             MPI_Ireduce_scatter(job->data, dist.scratch, dist.counts, MPI_FLOAT, MPI_SUM, dist.network, &request);
             progress(&request);
-            memcpy(shard, dist.scratch, own * sizeof(float));
+            if (own > 0) { memcpy(shard, dist.scratch, own * sizeof(float)); }
             break;
         case ALL_GATHER:
             MPI_Type_contiguous((int)job->element_bytes, MPI_BYTE, &type);
@@ -117,7 +114,7 @@ static void* run_jobs(void* unused) {
     return unused;
 }
 
-static void enqueue(Operation operation, void* data, size_t n, size_t element_bytes) {
+static void enqueue(DistOperation operation, void* data, size_t n, size_t element_bytes) {
     if (!dist.open || n == 0) { return; }
     pthread_mutex_lock(&dist.mutex);
     if (dist.queued == dist.room) {
@@ -135,14 +132,9 @@ void dist_open(void) {
     MPI_Comm_dup(MPI_COMM_WORLD, &dist.network);
     dist.counts = (int*)xcalloc(ranks.size, sizeof(int));
     dist.begins = (int*)xcalloc(ranks.size, sizeof(int));
-    // signals are for the training loop
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     if (pthread_create(&dist.thread, NULL, run_jobs, NULL) != 0) {
         fatal("cannot start a thread: %s", strerror(errno));
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     dist.open = true;
 }
 
@@ -172,8 +164,7 @@ void dist_wait(void) {
 #else
 
 // without MPI there is one rank
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } Operation;
-static void enqueue(Operation operation, void* data, size_t n, size_t element_bytes) {
+static void enqueue(DistOperation operation, void* data, size_t n, size_t element_bytes) {
     (void)operation, (void)data, (void)n, (void)element_bytes;
     assert(ranks.size == 1);
 }

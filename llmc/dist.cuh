@@ -69,8 +69,6 @@ constexpr size_t GROUP_BYTES = 64 << 10;
 constexpr size_t GROUP_BYTES = 64 << 20;
 #endif
 
-typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } DistOperation;
-
 typedef struct {
     DistOperation operation;
     char* data;

@@ -16,6 +16,8 @@ arrays are cut as part_begin (util.h) says, for any size and any number of ranks
 
 #include "util.h"
 
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } DistOperation;
+
 #if defined(__cplusplus) && !defined(__CUDACC__) && !defined(CUDA_EMULATOR)
 extern "C" {
 #endif

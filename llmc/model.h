@@ -498,8 +498,7 @@ static inline float initial_value(const Model* model, const Tensor* t, size_t i,
 // depends on nothing but the seed, the name and the index.
 static inline void model_init_tensor(Model* model, const Tensor* t, uint64_t seed) {
     enum { BLOCK = 1 << 16 };
-    uint64_t name_hash = 14695981039346656037ull;  // FNV-1a
-    for (const char* s = t->name; *s; s++) { name_hash = (name_hash ^ (unsigned char)*s) * 1099511628211ull; }
+    uint64_t name_hash = fnv1a(t->name, strlen(t->name));
     float* values = (float*)xcalloc(t->count, sizeof(float));
     size_t blocks = (t->count + BLOCK - 1) / BLOCK;
 #pragma omp parallel for schedule(static)

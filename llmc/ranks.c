@@ -26,17 +26,21 @@ static bool failed;  // this process ends because of an error
 // ----------------------------------------------------------------------------
 // the environment
 
-// The number in an environment variable; `absent` without it.
-static long environment_number(const char* name, long absent) {
+// The number in an environment variable, from 0 to `most`; `absent` without it.
+static long environment_number_up_to(const char* name, long absent, long most) {
     const char* value = getenv(name);
     if (!value || !*value) { return absent; }
     char* end;
     errno = 0;
     long number = strtol(value, &end, 10);
-    if (*end != '\0' || errno != 0 || number < 0 || number > 1000000) {
-        fatal("%s=%s, expected a number; correct the environment, or unset it", name, value);
+    if (*end != '\0' || errno != 0 || number < 0 || number > most) {
+        fatal("%s=%s, expected a number from 0 to %ld; correct the environment, or unset it", name, value, most);
     }
     return number;
+}
+
+static long environment_number(const char* name, long absent) {
+    return environment_number_up_to(name, absent, 1000000);
 }
 
 // What the launcher left in the environment: -1 is unknown.
@@ -100,8 +104,9 @@ static void report_fatal(const char* message) {
     if (way == BY_ENVIRONMENT) { rendezvous_abort(message); }
 }
 
-// At exit, after the handlers that tidy up: ends the others when this rank failed.
+// At exit, after the handlers that tidy up: ends the others when this rank failed, else waits for them.
 static void leave(void) {
+    if (way == BY_ENVIRONMENT && !failed) { rendezvous_close(); }
     if (way != BY_MPI) { return; }
 #ifdef HAVE_MPI
     int finished;
@@ -112,10 +117,7 @@ static void leave(void) {
 #endif
 }
 
-void ranks_finish(void) {
-    if (way == BY_ENVIRONMENT) { rendezvous_close(); }
-    leave();
-}
+void ranks_finish(void) { leave(); }
 
 // ----------------------------------------------------------------------------
 // starting
@@ -145,21 +147,28 @@ static void start_mpi(const Launch* launch) {
 }
 #endif
 
-// "node[03-05,9]" to "node03": the first host of Slurm's list.
+// The first host of Slurm's list: "rack[0-1]n[03-05,9]-ib,login" to "rack0n03-ib", each bracket's first number.
 static void first_host(char* host, size_t bytes, const char* list) {
-    size_t n = strcspn(list, "[,");
-    int used = snprintf(host, bytes, "%.*s", (int)n, list);
-    if (list[n] != '[' || used < 0 || (size_t)used >= bytes) { return; }
-    const char* number = list + n + 1;
-    snprintf(host + used, bytes - (size_t)used, "%.*s", (int)strcspn(number, "-,]"), number);
+    size_t used = 0;
+    for (const char* c = list; *c && *c != ',' && used + 1 < bytes; c++) {
+        if (*c != '[') {
+            host[used++] = *c;
+            continue;
+        }
+        for (c++; *c && !strchr("-,]", *c) && used + 1 < bytes; c++) { host[used++] = *c; }
+        c += strcspn(c, "]");
+        if (!*c) { break; }
+    }
+    host[used] = '\0';
 }
 
 // A port that jobs on the same host rarely share: MASTER_PORT, or one made of Slurm's job and step.
 static int master_port(void) {
-    long port = environment_number("MASTER_PORT", 0), job = environment_number("SLURM_JOB_ID", -1);
-    if (port > 65535) { fatal("MASTER_PORT=%ld, expected at most 65535", port); }
+    long port = environment_number_up_to("MASTER_PORT", 0, 65535);
     if (port > 0) { return (int)port; }
-    return job < 0 ? 29500 : 20000 + (int)((job * 31 + environment_number("SLURM_STEP_ID", 0)) % 12000);
+    long job = environment_number_up_to("SLURM_JOB_ID", -1, UINT32_MAX);
+    long step = environment_number_up_to("SLURM_STEP_ID", 0, UINT32_MAX);
+    return job < 0 ? 29500 : 20000 + (int)((job * 31 + step) % 12000);
 }
 
 static void start_rendezvous(const Launch* launch) {
@@ -171,8 +180,8 @@ static void start_rendezvous(const Launch* launch) {
     }
     if (!nodes) { nodes = getenv("SLURM_JOB_NODELIST"); }
     if (!address && nodes) { first_host(host, sizeof host, nodes); }
-    const char* job_id = getenv("SLURM_JOB_ID");
-    char* job = text("bam.c %ld %s", launch->size, job_id ? job_id : "");
+    const char *job_id = getenv("SLURM_JOB_ID"), *step_id = getenv("SLURM_STEP_ID");
+    char* job = text("bam.c %ld %s %s", launch->size, job_id ? job_id : "", step_id ? step_id : "");
     RendezvousConfig config;
     memset(&config, 0, sizeof config);
     config.rank = (size_t)launch->rank, config.size = (size_t)launch->size;
@@ -181,6 +190,7 @@ static void start_rendezvous(const Launch* launch) {
     ranks.rank = config.rank, ranks.size = config.size, ranks.way = "environment";
     rendezvous_open(&config);
     way = BY_ENVIRONMENT;
+    atexit(leave);
     free(job);
 }
 
@@ -240,6 +250,9 @@ static void find_neighbours(long local_rank) {
 
 void ranks_init(bool needs_mpi) {
     Launch mpi = mpi_launch(), other = environment_launch();
+#ifndef HAVE_MPI
+    if (mpi.size < 0) { mpi.name = NULL; }  // one process, as far as anybody can tell
+#endif
     if (mpi.name && mpi.size != 1) {
         fatal_report = report_fatal;
 #ifdef HAVE_MPI
@@ -249,7 +262,7 @@ void ranks_init(bool needs_mpi) {
             fatal(
                 "%s started %s processes, but this program was built without MPI; install libopenmpi-dev and "
                 "openmpi-bin (scripts/install_deps.sh), then make again",
-                mpi.name, mpi.size < 0 ? "several" : getenv(mpi.size_name));
+                mpi.name, getenv(mpi.size_name));
         }
         if (mpi.rank < 0 || mpi.size < 0) {
             fatal("%s is not understood without MPI; set RANK and WORLD_SIZE", mpi.name);
@@ -303,8 +316,7 @@ int ranks_max(int value) {
 void ranks_barrier(void) { ranks_max(0); }
 
 void ranks_check_same(const char* what, const void* data, size_t bytes) {
-    uint64_t hash = 14695981039346656037ull;  // FNV-1a
-    for (size_t i = 0; i < bytes; i++) { hash = (hash ^ ((const unsigned char*)data)[i]) * 1099511628211ull; }
+    uint64_t hash = fnv1a(data, bytes);
     uint64_t* all = (uint64_t*)xcalloc(ranks.size, sizeof hash);
     ranks_all_gather(all, &hash, sizeof hash);
     for (size_t r = 1; r < ranks.size; r++) {

@@ -21,8 +21,7 @@ typedef struct {
 // The connection of a rank broke. If the rank died, the watch ends this process in a moment, with the better line.
 __attribute__((noreturn)) static void lose(size_t rank, int error) {
     sleep_seconds(GRACE_SECONDS);
-    fatal("rank %zu of %zu: the connection to rank %zu (host %s) is lost: %s", self.rank, self.size, rank,
-          self.peers[rank].host, why(error));
+    fatal("the connection to rank %zu (host %s) is lost: %s", rank, self.peers[rank].host, why(error));
 }
 
 static void data_send(size_t rank, DataKind kind, const void* data, size_t bytes) {
@@ -57,9 +56,9 @@ static void data_receive(size_t rank, DataKind kind, void* data, size_t bytes) {
     DataHeader header;
     receive_bytes(rank, &header, sizeof header);
     if (header.kind != (uint64_t)kind || header.bytes != bytes) {
-        fatal("rank %zu: rank %zu sends %s of %ju bytes, expected %s of %zu; start the same build and flags everywhere",
-              self.rank, rank, header.kind <= DATA_BROADCAST ? names[header.kind] : "garbage", (uintmax_t)header.bytes,
-              names[kind], bytes);
+        fatal("rank %zu sends %s of %ju bytes, expected %s of %zu; start the same build and flags everywhere", rank,
+              header.kind <= DATA_BROADCAST ? names[header.kind] : "garbage", (uintmax_t)header.bytes, names[kind],
+              bytes);
     }
     receive_bytes(rank, data, bytes);
 }
@@ -85,12 +84,6 @@ void rendezvous_broadcast(void* data, size_t bytes) {
 // ----------------------------------------------------------------------------
 // open and close
 
-static uint64_t hash_text(const char* s) {
-    uint64_t hash = 14695981039346656037ull;  // FNV-1a
-    for (; *s; s++) { hash = (hash ^ (unsigned char)*s) * 1099511628211ull; }
-    return hash;
-}
-
 static void set_self(const RendezvousConfig* c) {
     assert(!self.is_open && c->size >= 2 && c->size <= UINT32_MAX && c->rank < c->size);
     assert(c->port > 0 && c->port < 65536);
@@ -103,7 +96,7 @@ static void set_self(const RendezvousConfig* c) {
     snprintf(self.port, sizeof self.port, "%d", c->port);
     if (gethostname(self.host, HOST_BYTES) != 0) { snprintf(self.host, HOST_BYTES, "unknown"); }
     self.host[HOST_BYTES - 1] = '\0';
-    self.job = hash_text(c->job);
+    self.job = fnv1a(c->job, strlen(c->job));
     if (getrandom(&self.process, sizeof self.process, 0) < 0) { self.process = (uint64_t)getpid(); }
     self.peers = (Peer*)xcalloc(c->size, sizeof(Peer));
     for (size_t r = 0; r < c->size; r++) { self.peers[r].data = self.peers[r].watch = -1; }

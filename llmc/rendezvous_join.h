@@ -340,8 +340,8 @@ static void check_reply(Reply* reply) {
             fatal("rank %zu: was told of %zu ranks, rank 0 at %s of %ju; set WORLD_SIZE to the same on all", self.rank,
                   self.size, self.where, (uintmax_t)reply->size);
         case REFUSED_TWICE:
-            fatal("rank %zu of %zu: another process, on host %s, has this rank; give every process its own RANK",
-                  self.rank, self.size, reply->host);
+            fatal("another process, on host %s, has rank %zu of %zu; give every process its own RANK", reply->host,
+                  self.rank, self.size);
     }
     fatal("rank %zu: rank 0 at %s gave an unknown answer (%u)", self.rank, self.where, reply->answer);
 }
@@ -399,9 +399,9 @@ static void come_to_rank_0(void) {
         double now = wall_seconds();
         if (now + pause >= self.deadline) {
             fatal(
-                "rank %zu of %zu: rank 0 could not be reached at %s within %g s (%s); check that it was started, "
-                "MASTER_ADDR, MASTER_PORT and firewalls",
-                self.rank, self.size, self.where, self.timeout, error);
+                "rank 0 could not be reached at %s within %g s (%s); check that it was started, MASTER_ADDR, "
+                "MASTER_PORT and firewalls",
+                self.where, self.timeout, error);
         }
         if (now >= hint) {
             fprintf(stderr, "rank %zu of %zu: waiting for rank 0 at %s (%s)\n", self.rank, self.size, self.where,

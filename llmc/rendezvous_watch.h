@@ -174,7 +174,7 @@ static void wake_watch(void) {
     (void)n;  // cannot fail: the count is far from its end
 }
 
-// Signals are for the thread that computes, so this one blocks them all.
+// Signals are for the thread that handles them, so this one blocks them all.
 static void start_watch(void) {
     sigset_t all, before;
     sigfillset(&all);

@@ -94,6 +94,13 @@ static inline char* xstrdup(const char* s) {
     return (char*)memcpy(xrealloc(NULL, n), s, n);
 }
 
+// Fowler, Noll and Vo's hash FNV-1a, 64 bits.
+static inline uint64_t fnv1a(const void* data, size_t bytes) {
+    uint64_t hash = 14695981039346656037ull;
+    for (size_t i = 0; i < bytes; i++) { hash = (hash ^ ((const unsigned char*)data)[i]) * 1099511628211ull; }
+    return hash;
+}
+
 // ----------------------------------------------------------------------------
 // time and text
 

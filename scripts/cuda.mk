@@ -77,7 +77,7 @@ $(BUILD)/cuda/%.o: %.cu $(BUILD)/cuda/flags.txt
 
 CUDA_PROGRAMS = $(BUILD)/cuda/train_gpt $(BUILD)/cuda/evaluate
 $(BUILD)/cuda/train_gpt: $(RANKS)
-$(BUILD)/cuda/train_gpt: CUDA_LIBS += $(LIB_NCCL) $(patsubst -Wl$(comma)%,-Xlinker %,$(LIB_MPI))
+$(BUILD)/cuda/train_gpt: CUDA_LIBS += $(LIB_NCCL) $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(LIB_MPI)))
 $(CUDA_PROGRAMS): %: %.o $(TOKENIZER) $(CUDNN_OBJECT)
 	@$(call say,link,$@)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)

@@ -195,6 +195,29 @@ static void test_resume_with_other_ranks(void** state) {
     free(whole), free(alone);
 }
 
+// Flags that round would give another number of ranks other steps, or other tokens to validate on.
+static void test_resume_rounds_no_more(void** state) {
+    (void)state;
+    static const struct {
+        const char *flags, *words;
+    } rows[] = {{"--max_tokens_per_step 100 --val_tokens 0", "give --tokens_per_step 96"},
+                {"--tokens_per_step 144 --min_val_tokens 90 --val_tokens_padding 0", "give --val_tokens 96"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *log = text("round%zu", i), *folder = run_file(log, "nope", "");
+        char* flags = text("--data_dir %s/data --dataset easy --log_dir %s/%s " TINY_MODEL
+                           " --batch_size 1 --sequence_length 24 --num_iterations 2 --tokenizer bytes %s",
+                           scratch, scratch, log, rows[i].flags);
+        Run first = run_train(flags);
+        assert_success(&first, flags);
+        run_free(&first);
+        char* again = text("--checkpoint %s --checkpoint_args --num_iterations 4", folder);
+        Run r = run_mpi(PROGRAM, 3, again);
+        assert_error_once(&r, rows[i].words);
+        run_free(&r);
+        free(log), free(folder), free(flags), free(again);
+    }
+}
+
 #define LONG_RUN                                                                                                   \
     "--position_encoding bam_ssmax --dim 24 --n_heads 3 --n_kv_heads 1 --tokens_per_step 72 --num_iterations 300 " \
     "--val_loss_every 50 --zero_stage 1 --checkpoint_every 0 "
@@ -225,6 +248,25 @@ static void test_signals(void** state) {
         free(log), free(flags), free(folder);
     }
     free(whole);
+}
+
+// Asked to stop while the others do not move, a rank gives up after some seconds.
+static void test_others_do_not_answer(void** state) {
+    (void)state;
+    char* flags = dist_flags("silent", LONG_RUN "--num_iterations 99999 --val_loss_every 0");
+    Run r = start_mpi(PROGRAM, 3, flags);
+    assert_true(read_until(&r, " 20/99999"));
+    pid_t ranks[4];
+    assert_int_equal(children_of(r.pid, ranks, 4), 3);
+    kill(ranks[1], SIGSTOP);
+    kill(ranks[0], SIGTERM);
+    double started = wall_seconds();
+    finish_ranks(&r);
+    assert_true(wall_seconds() - started < 20);
+    assert_non_null(strstr(r.err, "the other ranks do not answer"));
+    assert_false(exited_with(&r, 0));
+    run_free(&r);
+    free(flags);
 }
 
 // SIGTERM to mpirun: from then on it shows nothing, sends SIGTERM a while later and SIGKILL after as long again. Steps
@@ -485,7 +527,9 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_batches),
         cmocka_unit_test(test_resume_with_other_ranks),
+        cmocka_unit_test(test_resume_rounds_no_more),
         cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_others_do_not_answer),
         cmocka_unit_test(test_terminated_mpirun),
         cmocka_unit_test(test_nan_on_one_rank),
         cmocka_unit_test(test_nan_for_good),

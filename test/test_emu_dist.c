@@ -244,6 +244,38 @@ static void test_port_in_use(void** state) {
     free(flags), free(second), free(number);
 }
 
+// A Slurm step whose job has a number of ten digits and whose hosts are in brackets.
+static void test_slurm_variables(void** state) {
+    (void)state;
+    char* flags = dist_flags("slurm", EMU_MODEL);
+    Run ranks[2];
+    for (size_t i = 0; i < 2; i++) {
+        char* command = text(
+            "env SLURM_PROCID=%zu SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=%zu SLURM_JOB_ID=4123456789 "
+            "SLURM_STEP_ID=4294967290 SLURM_STEP_NODELIST=127.[0-3].0.[1,5-7],other[1-2] %s %s",
+            i, i, FP32, flags);
+        ranks[i] = start_ranks(command);
+        free(command);
+    }
+    for (size_t i = 0; i < 2; i++) {
+        finish_ranks(&ranks[i]);
+        assert_success(&ranks[i], flags);
+        run_free(&ranks[i]);
+    }
+    free(flags);
+}
+
+// Every rank that the environment names can be asked for help.
+static void test_help(void** state) {
+    (void)state;
+    Job job = start_job(FP32, 2, next_port(), "--help");
+    finish_job(&job);
+    for (size_t i = 0; i < 2; i++) { assert_success(&job.rank[i], "--help"); }
+    assert_non_null(strstr(job.rank[0].out, "--zero_stage"));
+    assert_string_equal(job.rank[1].out, "");
+    free_job(&job);
+}
+
 static void test_refusals(void** state) {
     (void)state;
     static const struct {
@@ -296,6 +328,8 @@ int main(void) {
         cmocka_unit_test(test_stopped_job),
         cmocka_unit_test(test_missing_rank),
         cmocka_unit_test(test_port_in_use),
+        cmocka_unit_test(test_slurm_variables),
+        cmocka_unit_test(test_help),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

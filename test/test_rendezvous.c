@@ -260,7 +260,7 @@ static void test_missing_ranks(void** state) {
     assert_fails(seven, 2, "rank 0 of 8 (host ", missing);
     job.size = 2;
     assert_fails(start(0, only_close), 4, "rank 1 of 2 have not come within 1 s");
-    assert_fails(start(1, only_close), 4, "rank 1 of 2: rank 0 could not be reached at 127.0.0.1:", "within 1 s",
+    assert_fails(start(1, only_close), 4, "rank 0 could not be reached at 127.0.0.1:", "within 1 s",
                  "Connection refused", "MASTER_ADDR");
     job.address = "no-such-host.invalid";
     assert_fails(start(1, only_close), 45, "could not be reached at no-such-host.invalid:", "within 1 s (");
@@ -279,7 +279,7 @@ static void test_refusals(void** state) {
     job.size = 5;
     assert_fails(start(2, only_close), 5, "rank 2: was told of 5 ranks", "of 3;", "WORLD_SIZE");
     job = right;
-    assert_fails(start(1, only_close), 5, "rank 1 of 3: another process, on host ", "has this rank");
+    assert_fails(start(1, only_close), 5, "another process, on host ", "has rank 1 of 3");
     size_t two = start(2, exchange_sizes);
     assert_int_equal(end_of(two, 10), 0);
     assert_int_equal(end_of(zero, 10), 0);

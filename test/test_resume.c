@@ -218,6 +218,25 @@ static void test_stop_and_resume(void** state) {
     run_free(&last), run_free(&whole);
 }
 
+// Before its first step, while it validates, a run has a place in the data to go on from, too.
+static void test_stop_before_first_step(void** state) {
+    (void)state;
+    const char* run =
+        "--n_layers 8 --tokens_per_step 64 --num_iterations 3 --val_tokens 16000 --val_tokens_padding 0 "
+        "--val_loss_every 3 ";
+    train_tiny_quietly("first", run);
+    char *folder = run_file("first", "nope", ""), *cut = run_file("first_cut", "nope", "");
+    char *flags = tiny_flags("first_cut", run), *all = xstrdup("");
+    Run r = interrupt(flags, "run  ", SIGTERM, &all);
+    assert_true(exited_with(&r, 128 + SIGTERM));
+    assert_int_equal(saved_step(cut), 0);
+    Run last = resume(cut);
+    assert_same_columns(folder, cut, "train.log", TRAIN_COLUMNS);
+    assert_same_columns(folder, cut, "eval.log", EVAL_COLUMNS);
+    run_free(&r), run_free(&last);
+    free(folder), free(cut), free(flags), free(all);
+}
+
 // Killed without warning, mostly in the middle of a save since there is one after every step.
 static void test_kill_and_resume(void** state) {
     (void)state;
@@ -287,9 +306,13 @@ int main(void) {
     scratch_create();
     make_dataset("parts", noise_token, 5, 128);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume_from_any_step), cmocka_unit_test(test_kill_after_going_back),
-        cmocka_unit_test(test_resume_finished),      cmocka_unit_test(test_stop_and_resume),
-        cmocka_unit_test(test_kill_and_resume),      cmocka_unit_test(test_reset_steps),
+        cmocka_unit_test(test_resume_from_any_step),
+        cmocka_unit_test(test_kill_after_going_back),
+        cmocka_unit_test(test_resume_finished),
+        cmocka_unit_test(test_stop_and_resume),
+        cmocka_unit_test(test_stop_before_first_step),
+        cmocka_unit_test(test_kill_and_resume),
+        cmocka_unit_test(test_reset_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
