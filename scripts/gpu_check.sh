@@ -3,8 +3,8 @@
 # it, compute-sanitizer on a few, benchmarks, training and long contexts. Ends in Markdown, printed and in
 # BUILD/gpu.md (copy it to docs/gpu.md). Stops by itself after --budget seconds; what had no time is named.
 # Needs nvcc and cuBLASLt. Left out, with a line, where they are missing: the programs (cJSON), tests (cmocka), tests
-# against the CPU's operators (oneDNN), cuDNN's attention (scripts/install_deps.sh --cudnn). Libraries unpacked elsewhere are found through CPATH, LIBRARY_PATH and
-# LD_LIBRARY_PATH. No MPI, SentencePiece or network.
+# against the CPU's operators (oneDNN), cuDNN's attention (scripts/install_deps.sh --cudnn). Libraries unpacked elsewhere
+# are found through CPATH, LIBRARY_PATH and LD_LIBRARY_PATH. No MPI, SentencePiece or network.
 # usage: scripts/gpu_check.sh [--budget SECONDS] [--precision bf16|fp32] [--dry_run]
 set -u
 cd "$(dirname "$0")/.." || exit 1

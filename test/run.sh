@@ -108,7 +108,7 @@ if [ "$emulator" = yes ]; then
         esac
     done
 else
-    echo "the tests of the CUDA code, test_emu_* among them, are LEFT OUT, not counted: no CUDA headers (set CUDA_HOME), x86-64 or g++"
+    echo "the tests of the CUDA code are LEFT OUT, not counted: no CUDA headers (set CUDA_HOME), x86-64 or g++"
 fi
 
 echo "$passed passed, $failed failed"

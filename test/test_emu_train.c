@@ -100,7 +100,8 @@ static void compare_with_cpu(const char* encoding, const char* log, const double
 
 // Losses, norms of the gradient, training. In fp32 only the order of sums differs: 6e-8, 1e-6 and 2e-5 were seen. bf16
 // keeps 8 bits: 4e-4, 6e-3 and, depending on the random bits of rounding, 0.12 to 0.36, the last where the parts of a
-// prior's gradient cancel; AdamW's first steps divide small gradients by themselves. A gradient that is missing is 1 away, one of the wrong sign 2.
+// prior's gradient cancel; AdamW's first steps divide small gradients by themselves. A gradient that is missing is 1
+// away, one of the wrong sign 2.
 static const double allowed[EMULATED_BUILDS][3] = {{1e-6, 1e-5, 2e-4}, {1e-3, 1e-2, 0.6}};
 
 static void test_every_encoding(void** state) {
