@@ -407,10 +407,11 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
 static void train_step(Trainer* t) {
     double started = wall_seconds();
     double rate = learning_rate_at(&t->schedule, t->state.step - t->state.schedule_start);
-    StepReport report = {accumulate_gradients(t) / (double)ranks.size, model_gradient_squares(&t->model), 0};
-    // where nothing is sharded every rank has the whole gradient
-    if (t->model.plan.shards == 1 && ranks.rank > 0) { report.squares = 0; }
+    StepReport report;
+    report.loss = accumulate_gradients(t) / (double)ranks.size;
     if (t->args.debug_nan_step == t->state.step + 1 && ranks.rank + 1 == ranks.size) { report.loss = NAN; }
+    report.squares = model_gradient_squares(&t->model);
+    if (t->model.plan.shards == 1 && ranks.rank > 0) { report.squares = 0; }  // every rank has the whole gradient
     report.stop = stop_signal;
     report = agree_on_step(report);
     t->stop = (int)report.stop;
