@@ -311,10 +311,10 @@ void attention_choose(const char* name, PosKind encoding, bool ssmax) {
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
     if (own) { return; }
-    if (ssmax || posenc_info(encoding)->params > 0) {
+    if (ssmax || !posenc_in_libraries(encoding)) {
         fatal(
             "--attention cudnn: cuDNN has neither a learned bias nor Scalable-Softmax, as %s%s needs; use --attention "
-            "own, or --position_encoding nope, sinusoidal, rotary or alibi",
+            "own, or another --position_encoding",
             posenc_info(encoding)->name, ssmax ? "_ssmax" : "");
     }
     cudnn_attention.on = true, cudnn_attention.alibi = posenc_info(encoding)->mechanism == POSENC_BIAS;

@@ -67,6 +67,11 @@ static inline const PosencInfo* posenc_info(PosKind kind) {
     return &info[kind];
 }
 
+// Can libraries of attention compute it? Of biases they know ALiBi's only.
+static inline bool posenc_in_libraries(PosKind kind) {
+    return posenc_info(kind)->mechanism != POSENC_BIAS || kind == POS_ALIBI;
+}
+
 // Names of an encoding's learned parameters, as checkpoints spell them; index below posenc_info()->params.
 static inline const char* posenc_param_name(PosKind kind, int index) {
     static const char* const bam[] = {"theta_alpha", "theta_beta", "theta_mu"};
