@@ -24,13 +24,8 @@ END
 }
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 
-gpus() {
-    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
-        echo "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -c .
-    else
-        nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
-    fi
-}
+# shellcheck source=scripts/multi_node/common.sh
+. "$(dirname "$0")/common.sh"
 np=${NP:-$(gpus)} nodes=${NODES:-1} node=${NODE:-0}
 [ "$np" != 0 ] || { echo "error: no GPU found; set NP, or use single_node.sh, which starts ranks on CPUs" >&2; exit 1; }
 if [ "$nodes" -gt 1 ] && [ -z "${MASTER_ADDR:-}" ]; then
@@ -67,13 +62,7 @@ while [ "$local_rank" -lt "$np" ]; do
 done
 largest=0
 for process in $processes; do
-    status=127
-    while :; do
-        interrupted=0 code=0
-        wait "$process" || code=$?
-        [ "$code" = 127 ] || status=$code # 127: it had ended before, with the status that is known
-        [ "$interrupted" = 1 ] || break   # a trap ends a wait, the process is still saving
-    done
+    wait_for "$process"
     [ "$status" -le "$largest" ] || largest=$status
 done
 exit "$largest"

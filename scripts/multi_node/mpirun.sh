@@ -41,5 +41,7 @@ set -- mpirun --hostfile "$hostfile" ${NP:+-np "$NP"} --bind-to none $exports \
     ${MPIRUN_FLAGS:-} "$train" "$@"
 echo "$*"
 [ "${DRY_RUN:-0}" != 1 ] || exit 0
+# shellcheck source=scripts/multi_node/common.sh
+. "$(dirname "$0")/common.sh"
 # shellcheck source=scripts/multi_node/run_mpirun.sh
 . "$(dirname "$0")/run_mpirun.sh"

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Sourced by single_node.sh and mpirun.sh: runs "$@", an mpirun command, and ends with its status.
+# Sourced by single_node.sh and mpirun.sh, after common.sh: runs "$@", an mpirun command, and ends with its status.
 #
 # mpirun kills its processes a second after SIGINT or SIGTERM, too soon to save; SIGUSR1 it hands on and waits. So the
 # first signal becomes SIGUSR1. One that comes more than a second later is SIGTERM: no saving (as train_gpt, this takes
@@ -20,11 +20,5 @@ trap stop HUP INT TERM USR1
 
 setsid "$@" & # Ctrl-C reaches all of the terminal's processes, but not those of another session
 job=$!
-status=127
-while :; do
-    interrupted=0 code=0
-    wait "$job" || code=$?
-    [ "$code" = 127 ] || status=$code # 127: it had ended before, with the status that is known
-    [ "$interrupted" = 1 ] || break   # a trap ends a wait
-done
+wait_for "$job"
 exit "$status"

@@ -19,14 +19,8 @@ END
 }
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 
-# GPUs that the processes will see.
-gpus() {
-    if [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
-        echo "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -c .
-    else
-        nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
-    fi
-}
+# shellcheck source=scripts/multi_node/common.sh
+. "$(dirname "$0")/common.sh"
 np=${NP:-$(gpus)}
 [ "$np" != 0 ] || np=$(find /sys/devices/system/node -maxdepth 1 -name 'node[0-9]*' 2>/dev/null | wc -l)
 [ "$np" != 0 ] || np=1
