@@ -5,7 +5,7 @@
 # first signal becomes SIGUSR1. One that comes more than a second later is SIGTERM: no saving (as train_gpt, this takes
 # two at once for one: some send a signal to a process and to its group).
 
-# shellcheck disable=SC2317  # called by traps
+# shellcheck disable=SC2317,SC2034  # called by traps; read by wait_for
 stop() {
     interrupted=1
     now=$(date +%s)
@@ -21,4 +21,5 @@ trap stop HUP INT TERM USR1
 setsid "$@" & # Ctrl-C reaches all of the terminal's processes, but not those of another session
 job=$!
 wait_for "$job"
+# shellcheck disable=SC2154  # set by wait_for
 exit "$status"
