@@ -317,7 +317,7 @@ void attention_choose(const char* name, PosKind encoding, bool ssmax) {
             "own, or another --position_encoding",
             posenc_info(encoding)->name, ssmax ? "_ssmax" : "");
     }
-    cudnn_attention.on = true, cudnn_attention.alibi = posenc_info(encoding)->mechanism == POSENC_BIAS;
+    cudnn_attention.on = true, cudnn_attention.slopes = posenc_info(encoding)->mechanism == POSENC_BIAS;
 #else
     (void)encoding, (void)ssmax;
     if (own) { return; }

@@ -150,7 +150,7 @@ static Attributes attention_attributes(const Builder* b) {
     a.set_attn_scale(1.0f / sqrtf((float)b->shape->HS))
         .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
         .set_diagonal_band_right_bound(0)
-        .set_alibi_mask(b->shape->alibi);
+        .set_alibi_mask(b->shape->slopes);
     if (b->q_lengths) { a.set_padding_mask(true).set_seq_len_q(b->q_lengths).set_seq_len_kv(b->kv_lengths); }
     return a;
 }
@@ -194,7 +194,7 @@ typedef std::tuple<size_t, size_t, size_t, size_t, size_t, size_t, size_t, size_
 // Built once for each shape and kept.
 static Plan* find_plan(const CudnnShape* s, bool backward) {
     static std::map<PlanKey, std::unique_ptr<Plan>> plans;
-    const PlanKey key(s->B, s->T, s->NH, s->NKV, s->HS, s->q_stride, s->kv_stride, s->documents, s->alibi, backward);
+    const PlanKey key(s->B, s->T, s->NH, s->NKV, s->HS, s->q_stride, s->kv_stride, s->documents, s->slopes, backward);
     std::unique_ptr<Plan>& plan = plans[key];
     if (plan) { return plan.get(); }
     const cudnnHandle_t handle = cudnn_handle();

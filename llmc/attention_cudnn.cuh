@@ -18,7 +18,7 @@ enum {
 };
 
 // Chosen once, by attention_choose.
-static struct { bool on, alibi; } cudnn_attention;
+static struct { bool on, slopes; } cudnn_attention;
 
 // ----------------------------------------------------------------------------
 // documents
@@ -97,7 +97,7 @@ static inline CudnnShape cudnn_shape(const AttentionInput* in) {
     s.B = in->B, s.T = in->Tq, s.NH = in->NH, s.NKV = in->NKV, s.HS = in->HS;
     s.q_stride = in->q_stride, s.kv_stride = in->kv_stride;
     s.documents = in->start ? cudnn_documents(in->documents, in->B, in->Tq) : 0;
-    s.alibi = cudnn_attention.alibi;
+    s.slopes = cudnn_attention.slopes;
     return s;
 }
 
@@ -108,7 +108,7 @@ static inline size_t cudnn_bytes(const CudnnShape* s, bool backward) {
 // What is planned for: q, k and v side by side; the description of any number of documents, cuDNN's workspace for one
 // document per sequence or a few.
 static inline size_t cudnn_planned_bytes(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, bool backward) {
-    CudnnShape s = {B, T, NH, NKV, HS, (NH + 2 * NKV) * HS, (NH + 2 * NKV) * HS, 0, cudnn_attention.alibi};
+    CudnnShape s = {B, T, NH, NKV, HS, (NH + 2 * NKV) * HS, (NH + 2 * NKV) * HS, 0, cudnn_attention.slopes};
     size_t most = 0;
     for (size_t documents = 1; documents <= CUDNN_PLANNED_DOCUMENTS; documents++) {
         s.documents = cudnn_documents(documents * B, B, T);
@@ -156,7 +156,7 @@ static inline void* cudnn_prepare(DocumentSpace* d, const CudnnShape* s, const A
 }
 
 static inline void cudnn_check(const AttentionInput* in) {
-    assert(!in->seq_scale && !in->bias == !cudnn_attention.alibi);
+    assert(!in->seq_scale && !in->bias == !cudnn_attention.slopes);
     assert(in->q_batch == in->Tq * in->q_stride && in->kv_batch == in->Tk * in->kv_stride);
 }
 

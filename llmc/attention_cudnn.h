@@ -3,7 +3,7 @@ Causal attention by cuDNN's graph API in bf16, behind plain functions: attention
 attention_cudnn.cuh calls them in a build with USE_CUDNN. Compiled and linked, its graphs accepted by cuDNN 9.19 for
 Hopper, not yet run on a device.
 
-softmax(q.k / sqrt(HS) + alibi) v as in ops.h, with two differences: a row with one visible key has gradients of q and
+softmax(q.k / sqrt(HS) + bias) v as in ops.h, with two differences: a row with one visible key has gradients of q and
 k that are zero up to rounding, and logits so large that fp32 lse is coarse (beyond about 1000) lose precision.
 
 Either all sequences are one document each (documents == 0), or documents are packed: cuDNN then sees each document as
@@ -25,7 +25,7 @@ typedef struct {
     size_t B, T, NH, NKV, HS;
     size_t q_stride, kv_stride;  // elements between rows of q and dq; of k, v, dk and dv
     size_t documents;            // 0: one per sequence; else the length of the arrays below
-    bool alibi;
+    bool slopes;                 // the bias -m_h d of Press et al. 2022, the only one that cuDNN has; else none
 } CudnnShape;
 
 // On the device: the documents in order, then unused ones of length 0 at the end of the last.

@@ -179,18 +179,6 @@ static inline void assert_close(const char* a, const char* b, double bound, doub
     }
 }
 
-// The same bits.
-static inline void assert_identical(const char* a, const char* b) {
-    static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
-    assert_same_columns(a, b, "train.log", TRAIN_COLUMNS);
-    assert_same_columns(a, b, "eval.log", EVAL_COLUMNS);
-    for (size_t i = 0; i < 2; i++) {
-        char *x = text("%s/%s", a, files[i]), *y = text("%s/%s", b, files[i]);
-        assert_same_file(x, y);
-        free(x), free(y);
-    }
-}
-
 // ----------------------------------------------------------------------------
 // errors
 

@@ -99,7 +99,7 @@ static void for_each_query(const CudnnShape& s, const CudnnDocuments* d, const R
                 for (size_t c = 0; c < s.HS; c++) {
                     sum += (double)q.get(x.q + c) * (double)k.get(x.kv + j * s.kv_stride + c);
                 }
-                const double bias = s.alibi ? -alibi_slope(h, s.NH) * (double)(t - j) : 0.0;
+                const double bias = s.slopes ? -alibi_slope(h, s.NH) * (double)(t - j) : 0.0;
                 x.logits.push_back(sum / sqrt((double)s.HS) + bias);
             }
             visit(x);
@@ -241,7 +241,7 @@ static Problem make_cudnn_problem(const Shape& s, uint64_t seed) {
     return p;
 }
 
-static void choose(bool alibi) { cudnn_attention.on = true, cudnn_attention.alibi = alibi; }
+static void choose(bool slopes) { cudnn_attention.on = true, cudnn_attention.slopes = slopes; }
 
 static bool same_bits(const std::vector<float>& x, const std::vector<float>& y) {
     return memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
@@ -299,7 +299,7 @@ static void test_passes_that_cudnn_gets(void** state) {
     memset(&seen, 0, sizeof seen);
     forward_backward(p);
     assert_int_equal(seen.forwards, 1), assert_int_equal(seen.backwards, 1);
-    assert_true(seen.shape.documents > 2 && seen.shape.B == 2 && seen.shape.T == 30 && !seen.shape.alibi);
+    assert_true(seen.shape.documents > 2 && seen.shape.B == 2 && seen.shape.T == 30 && !seen.shape.slopes);
     assert_true(seen.shape.q_stride == p.stride && seen.shape.kv_stride == p.stride);
     Device d = to_device(p);
     std::vector<float> lse;
@@ -355,9 +355,9 @@ static void test_choices(void** state) {
     attention_choose("own", POS_BAM, true);
     assert_false(cudnn_attention.on);
     attention_choose("cudnn", POS_ALIBI, false);
-    assert_true(cudnn_attention.on && cudnn_attention.alibi);
+    assert_true(cudnn_attention.on && cudnn_attention.slopes);
     attention_choose("cudnn", POS_ROTARY, false);
-    assert_true(cudnn_attention.on && !cudnn_attention.alibi);
+    assert_true(cudnn_attention.on && !cudnn_attention.slopes);
     cudnn_attention.on = false;
 }
 

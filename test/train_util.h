@@ -377,6 +377,18 @@ static inline void assert_same_columns(const char* a, const char* b, const char*
     free(path_a), free(path_b), free(x), free(y);
 }
 
+// Two runs with the same bits: weights, moments, logs but for the clock.
+static inline void assert_identical(const char* a, const char* b) {
+    static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
+    assert_same_columns(a, b, "train.log", TRAIN_COLUMNS);
+    assert_same_columns(a, b, "eval.log", EVAL_COLUMNS);
+    for (size_t i = 0; i < 2; i++) {
+        char *x = text("%s/%s", a, files[i]), *y = text("%s/%s", b, files[i]);
+        assert_same_file(x, y);
+        free(x), free(y);
+    }
+}
+
 // A copy of a run folder without its final weights and moments, which a resumed run has to write.
 static inline void copy_unfinished(const char* whole, const char* cut) {
     static const char* const files[] = {"model.safetensors", "optimizer.safetensors"};
