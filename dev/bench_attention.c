@@ -160,12 +160,13 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
         c.start[i] = (int)start;
         c.log_count[i] = ssmax_log_count(t - start + 1);
     }
-    c.workspace = aligned_alloc(64, round_up(attention_workspace(B, T, T, NH, NKV, HS, true), 64));
-    AttentionInput in = {.B = B, .Tq = T, .Tk = T, .NH = NH, .NKV = NKV, .HS = HS};
+    unsigned terms = (variant->bias ? (unsigned)TERM_DISTANCE : 0u) | (variant->scaled ? (unsigned)TERM_SCALE : 0u);
+    AttentionInput in = {.size = {B, T, T, NH, NKV, HS, terms}};
+    c.workspace = aligned_alloc(64, round_up(attention_workspace(&in.size, true), 64));
     in.q = c.qkv, in.k = c.qkv + NH * HS, in.v = c.qkv + (NH + NKV) * HS;
     in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = T * stride;
-    in.bias = variant->bias ? c.bias : NULL, in.bias_stride = T, in.bias_inside = true;
-    in.seq_scale = variant->scaled ? c.seq_scale : NULL, in.log_count = c.log_count;
+    in.logit.by_distance = c.bias, in.logit.distance_stride = T, in.logit.inside = true;
+    in.logit.seq_scale = c.seq_scale, in.logit.log_count = c.log_count;
     in.start = variant->document ? c.start : NULL;
     c.in = in;
     return c;
@@ -188,8 +189,9 @@ static double visible_pairs(const Variant* variant, size_t B, size_t T) {
 static Result measure(const Options* o, const Variant* variant, size_t T, size_t HS) {
     Case c = make_case(o, variant, T, HS);
     const AttentionInput* in = &c.in;
-    size_t NH = in->NH, dk = NH * HS, dv = dk + in->NKV * HS;
-    double flops = 4.0 * (double)HS * (double)NH * visible_pairs(variant, in->B, T);
+    size_t NH = in->size.NH, dk = NH * HS, dv = dk + in->size.NKV * HS;
+    AttentionGradients gradients = {c.dqkv, c.dqkv + dk, c.dqkv + dv, c.dbias, c.dseq_scale};
+    double flops = 4.0 * (double)HS * (double)NH * visible_pairs(variant, in->size.B, T);
     double forward[MAX_REPETITIONS], backward[MAX_REPETITIONS], rate[MAX_REPETITIONS];
     double forward_share[MAX_REPETITIONS], backward_share[MAX_REPETITIONS], both_share[MAX_REPETITIONS];
     matmul_rate(o);
@@ -197,8 +199,7 @@ static Result measure(const Options* o, const Variant* variant, size_t T, size_t
         double before = matmul_rate(o), start = seconds(o->cpu_time);
         attention_forward(c.out, c.lse, in, c.workspace);
         double middle = seconds(o->cpu_time);
-        attention_backward(c.dqkv, c.dqkv + dk, c.dqkv + dv, c.dbias, c.dseq_scale, c.dout, c.out, c.lse, in,
-                           c.workspace);
+        attention_backward(&gradients, c.dout, c.out, c.lse, in, c.workspace);
         double end = seconds(o->cpu_time);
         rate[r] = (before + matmul_rate(o)) / 2;
         forward[r] = middle - start, backward[r] = end - middle;

@@ -1,6 +1,6 @@
 /*
 Fused causal attention on the CPU, backward: weights are recomputed tile by tile from lse (Dao et al. 2022,
-algorithm 4). Contract in ops.h; kernels in attention_tile.h.
+algorithm 4). Contract in ops.h; kernels in cpu_tile.h.
 
 With p the weights, D_i = dout_i.out_i and dZ_ij = p_ij (dout_i.v_j - D_i):
 dv_j = sum_i p_ij dout_i, dq_i = g_i / sqrt(HS) sum_j dZ_ij k_j, dk_j = sum_i dZ_ij g_i q_i / sqrt(HS).
@@ -15,7 +15,7 @@ inside the same head are always at least one key tile and one query tile apart, 
 */
 #include <sched.h>
 
-#include "attention_tile.h"
+#include "cpu_tile.h"
 
 // Beyond this |lse|, rounding lse to fp32 would show in the weights (half an ulp of 64 is 2e-6): the softmax
 // of such rows is computed again instead.
@@ -43,8 +43,7 @@ typedef struct {
 
 typedef struct {
     const AttentionInput* in;
-    floatX *dq, *dk, *dv;
-    float *dbias, *dseq_scale;
+    AttentionGradients to;
     const floatX *dout, *out;
     const float* lse;
     size_t D, group, key_tiles, query_tiles, slots;
@@ -93,22 +92,22 @@ static BackwardScratch take_backward_scratch(Arena* arena) {
     return s;
 }
 
-static size_t table_floats(const AttentionInput* in) { return in->Tk + 2 * TABLE_MARGIN; }
+static size_t table_floats(const AttentionInput* in) { return in->size.Tk + 2 * TABLE_MARGIN; }
 
 static Backward plan_backward(const AttentionInput* in, void* workspace) {
     Backward w;
     memset(&w, 0, sizeof w);
     w.in = in;
-    w.D = packed_columns(in), w.group = in->NH / in->NKV;
-    w.key_tiles = (in->Tk + KEY_TILE - 1) / KEY_TILE;
-    w.query_tiles = (in->Tq + QUERY_TILE - 1) / QUERY_TILE;
+    w.D = packed_columns(in), w.group = in->size.NH / in->size.NKV;
+    w.key_tiles = (in->size.Tk + KEY_TILE - 1) / KEY_TILE;
+    w.query_tiles = (in->size.Tq + QUERY_TILE - 1) / QUERY_TILE;
     w.shared = share_heads(in), w.slots = head_slots(in);
     Arena keys = {NULL, 0}, rows = {NULL, 0}, scratch = {NULL, 0}, arena = {(float*)workspace, 0};
     take_keys(&keys, &w), take_rows(&rows, &w), take_backward_scratch(&scratch);
     w.key_floats = keys.used, w.row_floats = rows.used, w.scratch_floats = scratch.used;
-    w.bias_tables = take(&arena, in->NH * table_floats(in));
-    w.dbias_tables = take(&arena, in->B * in->NH * table_floats(in));
-    w.dscale = take(&arena, in->B * in->NH * w.query_tiles);
+    w.bias_tables = take(&arena, in->size.NH * table_floats(in));
+    w.dbias_tables = take(&arena, in->size.B * in->size.NH * table_floats(in));
+    w.dscale = take(&arena, in->size.B * in->size.NH * w.query_tiles);
     w.progress = (size_t*)take(&arena, w.slots * w.key_tiles * sizeof(size_t) / sizeof(float));
     w.key_buffers = take(&arena, w.slots * w.key_floats);
     w.row_buffers = take(&arena, w.slots * (w.shared ? w.group : 1) * w.row_floats);
@@ -149,7 +148,7 @@ INLINE void pack_keys(size_t D, size_t HS, const AttentionInput* in, const KeyBu
 static void open_key_tile(const Backward* w, const KeyBuffers* k, size_t batch, size_t kv_head, size_t tile) {
     const AttentionInput* in = w->in;
     size_t key = tile * KEY_TILE, first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
-    WITH_HEAD_SIZE(pack_keys, w->D, in->HS, in, k, key * w->D, first, min_size(in->Tk - key, KEY_TILE));
+    WITH_HEAD_SIZE(pack_keys, w->D, in->size.HS, in, k, key * w->D, first, min_size(in->size.Tk - key, KEY_TILE));
 }
 
 INLINE void write_keys(size_t D, size_t HS, const Backward* w, const KeyBuffers* k, size_t first, size_t key,
@@ -157,8 +156,8 @@ INLINE void write_keys(size_t D, size_t HS, const Backward* w, const KeyBuffers*
     for (size_t j = 0; j < count; j++) {
         size_t at = first + j * w->in->kv_stride, row = (key + j) * D;
         for (size_t d = 0; d < D; d += LANES) {
-            store_head(w->dk + at, d, HS, load(k->dkeys + row + d) * LN_2);  // the packed queries carry log2(e)
-            store_head(w->dv + at, d, HS, load(k->dvalues + row + d));
+            store_head(w->to.dk + at, d, HS, load(k->dkeys + row + d) * LN_2);  // the packed queries carry log2(e)
+            store_head(w->to.dv + at, d, HS, load(k->dvalues + row + d));
         }
     }
 }
@@ -166,21 +165,21 @@ INLINE void write_keys(size_t D, size_t HS, const Backward* w, const KeyBuffers*
 static void close_key_tile(const Backward* w, const KeyBuffers* k, size_t batch, size_t kv_head, size_t tile) {
     const AttentionInput* in = w->in;
     size_t key = tile * KEY_TILE, first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
-    WITH_HEAD_SIZE(write_keys, w->D, in->HS, w, k, first, key, min_size(in->Tk - key, KEY_TILE));
+    WITH_HEAD_SIZE(write_keys, w->D, in->size.HS, w, k, first, key, min_size(in->size.Tk - key, KEY_TILE));
 }
 
 static size_t output_row(const Head* head, size_t query) {
     const AttentionInput* in = head->in;
-    return ((head->batch * in->Tq + query) * in->NH + head->query_head) * in->HS;
+    return ((head->batch * in->size.Tq + query) * in->size.NH + head->query_head) * in->size.HS;
 }
 
 // Packs dout and sets D_i and the reference of the rows of one query tile; dq = 0.
 INLINE void pack_outputs(size_t D, size_t HS, const Backward* w, const Head* head, const RowBuffers* rows,
                          size_t first) {
     const AttentionInput* in = w->in;
-    const float* lse = w->lse + (head->batch * in->NH + head->query_head) * in->Tq;
+    const float* lse = w->lse + (head->batch * in->size.NH + head->query_head) * in->size.Tq;
     for (size_t i = first; i < first + QUERY_TILE; i++) {
-        bool real = i < in->Tq;
+        bool real = i < in->size.Tq;
         size_t at = output_row(head, real ? i : 0);
         Vector delta = splat(0.0f);
         for (size_t d = 0; d < D; d += LANES) {
@@ -221,9 +220,9 @@ static void recompute_softmax(const Backward* w, const Head* head, const KeyBuff
 static void open_query_tile(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
                             size_t tile) {
     const AttentionInput* in = w->in;
-    const float* lse = w->lse + (head->batch * in->NH + head->query_head) * in->Tq;
-    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->Tq);
-    WITH_HEAD_SIZE(pack_outputs, w->D, in->HS, w, head, rows, first);
+    const float* lse = w->lse + (head->batch * in->size.NH + head->query_head) * in->size.Tq;
+    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->size.Tq);
+    WITH_HEAD_SIZE(pack_outputs, w->D, in->size.HS, w, head, rows, first);
     for (size_t i = first; i < first + QUERY_TILE; i += ROW_BLOCK) {
         QueryTile block;
         memset(&block, 0, sizeof block);
@@ -234,7 +233,7 @@ static void open_query_tile(const Backward* w, const Head* head, const KeyBuffer
             memset(block.scale, 0, ROW_BLOCK * sizeof(float));
             continue;
         }
-        WITH_HEAD_SIZE(pack_queries, w->D, in->HS, head, &block);
+        WITH_HEAD_SIZE(pack_queries, w->D, in->size.HS, head, &block);
         bool wanted[ROW_BLOCK], any = false;
         for (size_t r = 0; r < block.count; r++) {
             wanted[r] = fabsf(lse[i + r]) > LSE_LIMIT && !sees_one_key(head, i + r);
@@ -251,7 +250,7 @@ INLINE void write_queries(size_t D, size_t HS, const Backward* w, const Head* he
     double sum = 0;
     for (size_t i = first; i < end; i++) {
         const float* q = query_row(head, i);
-        float* dq = w->dq + (q - w->in->q);
+        float* dq = w->to.dq + (q - w->in->q);
         Vector dot = splat(0.0f);
         for (size_t d = 0; d < D; d += LANES) {
             Vector x = load(rows->dq + i * D + d);
@@ -265,9 +264,9 @@ INLINE void write_queries(size_t D, size_t HS, const Backward* w, const Head* he
 
 static void close_query_tile(const Backward* w, const Head* head, const RowBuffers* rows, size_t tile) {
     const AttentionInput* in = w->in;
-    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->Tq);
-    float* dscale = w->dscale + (head->batch * in->NH + head->query_head) * w->query_tiles + tile;
-    WITH_HEAD_SIZE(write_queries, w->D, in->HS, w, head, rows, first, end, dscale);
+    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->size.Tq);
+    float* dscale = w->dscale + (head->batch * in->size.NH + head->query_head) * w->query_tiles + tile;
+    WITH_HEAD_SIZE(write_queries, w->D, in->size.HS, w, head, rows, first, end, dscale);
 }
 
 // ----------------------------------------------------------------------------
@@ -321,7 +320,7 @@ static void differentiate_masked_row(const Head* head, size_t query, size_t key,
 // Weights and dZ of all live rows, and their part of dq.
 INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Head* head, const KeyBuffers* k,
                                const RowBuffers* rows, TilePair* pair, Prefetch* prefetch) {
-    size_t Tq = w->in->Tq, at = pair->key * D;
+    size_t Tq = w->in->size.Tq, at = pair->key * D;
     pair->live_low = pair->live_high = 0;
     for (size_t r = 0; r < QUERY_TILE && pair->first + r < Tq; r += ROW_BLOCK) {
         size_t first = pair->first + r, last = min_size(first + ROW_BLOCK, Tq) - 1;
@@ -375,7 +374,7 @@ INLINE void accumulate_keys(const Head* head, size_t D, const TilePair* pair, co
 // table[j - i] += dZ_ij (times ln n_i), one vector of neighbouring diagonals at a time: row r of the diagonals
 // from e on lies at column e + r, so the sums stay in registers. The margins of the rows are 0.
 static void accumulate_diagonals(const Head* head, const TilePair* pair, const float* row_factor, float* table) {
-    size_t rows = min_size(pair->live_high, head->in->Tq - pair->first);
+    size_t rows = min_size(pair->live_high, head->in->size.Tq - pair->first);
     ptrdiff_t live_low = (ptrdiff_t)pair->live_low, live_high = (ptrdiff_t)rows;
     float* origin = table - (head->offset + pair->first) + pair->key;
     for (ptrdiff_t e = -(ptrdiff_t)round_up(rows - 1, LANES); e < KEY_TILE; e += LANES) {
@@ -398,16 +397,16 @@ INLINE void differentiate_pair(size_t D, size_t HS, const Backward* w, const Hea
     accumulate_keys(head, D, pair, rows->q + pair->first * D, rows->dout + pair->first * D, k->dkeys + pair->key * D,
                     k->dvalues + pair->key * D);
     if (!head->bias) { return; }
-    const float* row_factor = w->in->bias_inside ? head->log_count : NULL;
-    size_t table = (head->batch * w->in->NH + head->query_head) * table_floats(w->in);
-    accumulate_diagonals(head, pair, row_factor, w->dbias_tables + table + TABLE_MARGIN + w->in->Tk - 1);
+    const float* row_factor = w->in->logit.inside ? head->log_count : NULL;
+    size_t table = (head->batch * w->in->size.NH + head->query_head) * table_floats(w->in);
+    accumulate_diagonals(head, pair, row_factor, w->dbias_tables + table + TABLE_MARGIN + w->in->size.Tk - 1);
 }
 
 static void backward_pair(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
                           size_t key_tile, size_t query_tile, Prefetch* prefetch) {
     BackwardScratch scratch = thread_scratch(w);
     TilePair pair = {key_tile * KEY_TILE, query_tile * QUERY_TILE, 0, 0, scratch.weights, scratch.dscores};
-    WITH_HEAD_SIZE(differentiate_pair, w->D, w->in->HS, w, head, k, rows, &pair, prefetch);
+    WITH_HEAD_SIZE(differentiate_pair, w->D, w->in->size.HS, w, head, k, rows, &pair, prefetch);
 }
 
 // ----------------------------------------------------------------------------
@@ -426,13 +425,13 @@ static Prefetch prefetch_next(const Backward* w, size_t batch, size_t query_head
     Prefetch prefetch;
     memset(&prefetch, 0, sizeof prefetch);
     query_head++;
-    if (query_head == in->NH) { query_head = 0, batch++; }
-    if (batch == in->B || (!more && query_head % w->group == 0)) { return prefetch; }
-    size_t output = (batch * in->Tq * in->NH + query_head) * in->HS;
-    prefetch.end = in->Tq;
-    prefetch_add(&prefetch, in->q + batch * in->q_batch + query_head * in->HS, in->q_stride);
-    prefetch_add(&prefetch, w->out + output, in->NH * in->HS);
-    prefetch_add(&prefetch, w->dout + output, in->NH * in->HS);
+    if (query_head == in->size.NH) { query_head = 0, batch++; }
+    if (batch == in->size.B || (!more && query_head % w->group == 0)) { return prefetch; }
+    size_t output = (batch * in->size.Tq * in->size.NH + query_head) * in->size.HS;
+    prefetch.end = in->size.Tq;
+    prefetch_add(&prefetch, in->q + batch * in->q_batch + query_head * in->size.HS, in->q_stride);
+    prefetch_add(&prefetch, w->out + output, in->size.NH * in->size.HS);
+    prefetch_add(&prefetch, w->dout + output, in->size.NH * in->size.HS);
     if (query_head % w->group == 0) {
         size_t first = kv_offset(in, batch, query_head / w->group);
         prefetch_add(&prefetch, in->k + first, in->kv_stride);
@@ -442,7 +441,7 @@ static Prefetch prefetch_next(const Backward* w, size_t batch, size_t query_head
 }
 
 static void backward_private(const Backward* w, size_t kv, bool more) {
-    size_t batch = kv / w->in->NKV, kv_head = kv % w->in->NKV;
+    size_t batch = kv / w->in->size.NKV, kv_head = kv % w->in->size.NKV;
     KeyBuffers k = slot_keys(w, thread_number());
     RowBuffers rows = slot_rows(w, thread_number());
     for (size_t j = 0; j < w->key_tiles; j++) { open_key_tile(w, &k, batch, kv_head, j); }
@@ -463,7 +462,7 @@ static void backward_private(const Backward* w, size_t kv, bool more) {
 // One key tile against all its query tiles, each after the key tile before it has passed there.
 static void backward_key_tile(const Backward* w, size_t slot, size_t key_tile) {
     const AttentionInput* in = w->in;
-    size_t batch = slot / in->NKV, kv_head = slot % in->NKV;
+    size_t batch = slot / in->size.NKV, kv_head = slot % in->size.NKV;
     KeyBuffers k = slot_keys(w, slot);
     size_t *progress = w->progress + slot * w->key_tiles + key_tile, passed = 0;
     Prefetch nothing;
@@ -485,18 +484,18 @@ static void backward_key_tile(const Backward* w, size_t slot, size_t key_tile) {
 
 static void backward_shared(const Backward* w) {
     const AttentionInput* in = w->in;
-    size_t key_work = w->slots * w->key_tiles, query_work = in->B * in->NH * w->query_tiles;
+    size_t key_work = w->slots * w->key_tiles, query_work = in->size.B * in->size.NH * w->query_tiles;
     memset(w->progress, 0, key_work * sizeof(size_t));
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < key_work; n++) {
         size_t slot = n / w->key_tiles;
         KeyBuffers k = slot_keys(w, slot);
-        open_key_tile(w, &k, slot / in->NKV, slot % in->NKV, n % w->key_tiles);
+        open_key_tile(w, &k, slot / in->size.NKV, slot % in->size.NKV, n % w->key_tiles);
     }
 #pragma omp parallel for schedule(dynamic)
     for (size_t n = 0; n < query_work; n++) {
         size_t h = n / w->query_tiles;
-        Head head = make_head(in, h / in->NH, h % in->NH, w->bias_tables);
+        Head head = make_head(in, h / in->size.NH, h % in->size.NH, w->bias_tables);
         KeyBuffers k = slot_keys(w, h / w->group);
         RowBuffers rows = slot_rows(w, h);
         open_query_tile(w, &head, &k, &rows, n % w->query_tiles);
@@ -510,7 +509,7 @@ static void backward_shared(const Backward* w) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < query_work; n++) {
         size_t h = n / w->query_tiles;
-        Head head = make_head(in, h / in->NH, h % in->NH, w->bias_tables);
+        Head head = make_head(in, h / in->size.NH, h % in->size.NH, w->bias_tables);
         RowBuffers rows = slot_rows(w, h);
         close_query_tile(w, &head, &rows, n % w->query_tiles);
     }
@@ -534,49 +533,48 @@ static double bias_part_of_scale(const float* bias, const float* E, size_t T) {
 
 static void finish_head(const Backward* w, size_t h) {
     const AttentionInput* in = w->in;
-    bool scaled = in->seq_scale && in->bias_inside;
+    bool scaled = attention_has(in, TERM_SCALE) && in->logit.inside;
     double dscale = 0;
-    for (size_t b = 0; in->seq_scale && b < in->B; b++) {
+    for (size_t b = 0; attention_has(in, TERM_SCALE) && b < in->size.B; b++) {
         for (size_t i = 0; i < w->query_tiles; i++) {
-            dscale += (double)w->dscale[(b * in->NH + h) * w->query_tiles + i];
+            dscale += (double)w->dscale[(b * in->size.NH + h) * w->query_tiles + i];
         }
     }
-    if (in->bias) {
-        float* dbias = w->dbias + h * in->bias_stride;
-        for (size_t d = 0; d < in->Tk; d++) {
+    if (attention_has(in, TERM_DISTANCE)) {
+        float* dbias = w->to.dby_distance + h * in->logit.distance_stride;
+        for (size_t d = 0; d < in->size.Tk; d++) {
             float sum = 0.0f;
-            for (size_t b = 0; b < in->B; b++) {
-                sum += w->dbias_tables[(b * in->NH + h) * table_floats(in) + TABLE_MARGIN + in->Tk - 1 - d];
+            for (size_t b = 0; b < in->size.B; b++) {
+                sum += w->dbias_tables[(b * in->size.NH + h) * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1 - d];
             }
             dbias[d] = sum;
         }
         if (scaled) {
-            dscale += bias_part_of_scale(in->bias + h * in->bias_stride, dbias, in->Tk);
-            for (size_t d = 0; d < in->Tk; d++) { dbias[d] *= in->seq_scale[h]; }
+            dscale += bias_part_of_scale(in->logit.by_distance + h * in->logit.distance_stride, dbias, in->size.Tk);
+            for (size_t d = 0; d < in->size.Tk; d++) { dbias[d] *= in->logit.seq_scale[h]; }
         }
     }
-    if (in->seq_scale) { w->dseq_scale[h] += (float)dscale; }
+    if (attention_has(in, TERM_SCALE)) { w->to.dseq_scale[h] += (float)dscale; }
 }
 
-void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* dbias, float* dseq_scale, const floatX* dout,
-                        const floatX* out, const float* lse, const AttentionInput* in, void* workspace) {
-    assert(in->Tq == in->Tk);
+void attention_backward(const AttentionGradients* gradients, const floatX* dout, const floatX* out, const float* lse,
+                        const AttentionInput* in, void* workspace) {
+    assert(in->size.Tq == in->size.Tk);
     Backward w = plan_backward(in, workspace);
-    w.dq = dq, w.dk = dk, w.dv = dv, w.dbias = dbias, w.dseq_scale = dseq_scale;
-    w.dout = dout, w.out = out, w.lse = lse;
-    if (in->bias) {
+    w.to = *gradients, w.dout = dout, w.out = out, w.lse = lse;
+    if (attention_has(in, TERM_DISTANCE)) {
         reverse_bias_tables(w.bias_tables, in);
-        memset(w.dbias_tables, 0, in->B * in->NH * table_floats(in) * sizeof(float));
+        memset(w.dbias_tables, 0, in->size.B * in->size.NH * table_floats(in) * sizeof(float));
     }
     memset(w.scratch, 0, attention_threads() * w.scratch_floats * sizeof(float));
     if (w.shared) {
         backward_shared(&w);
     } else {
-        size_t heads = in->B * in->NKV, chunk = heads / (4 * attention_threads());
+        size_t heads = in->size.B * in->size.NKV, chunk = heads / (4 * attention_threads());
         chunk = chunk ? chunk : 1;
 #pragma omp parallel for schedule(dynamic, chunk)
         for (size_t kv = 0; kv < heads; kv++) { backward_private(&w, kv, (kv + 1) % chunk != 0); }
     }
 #pragma omp parallel for schedule(static)
-    for (size_t h = 0; h < in->NH; h++) { finish_head(&w, h); }
+    for (size_t h = 0; h < in->size.NH; h++) { finish_head(&w, h); }
 }

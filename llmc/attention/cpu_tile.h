@@ -1,14 +1,14 @@
 /*
 What the forward and the backward of CPU attention share: vectors, the register-blocked product, packing,
-and the softmax of one block of scores. Private to attention.c and attention_backward.c.
+and the softmax of one block of scores. Private to cpu_forward.c and cpu_backward.c.
 
 Keys come in tiles of KEY_TILE, queries in tiles of QUERY_TILE and, inside a tile, in blocks of ROW_BLOCK
 rows: the rows whose sums fit in registers beside BLOCK_VECTORS vectors of columns. Packed heads have D
 columns, HS rounded up to whole vectors, the rest zero. Scores are in units of log 2: log2(e) is
 multiplied into the packed queries and the bias table, and weights are powers of two.
 */
-#ifndef ATTENTION_TILE_H
-#define ATTENTION_TILE_H
+#ifndef ATTENTION_CPU_TILE_H
+#define ATTENTION_CPU_TILE_H
 
 #include <math.h>
 #include <string.h>
@@ -19,7 +19,7 @@ multiplied into the packed queries and the bias table, and weights are powers of
 #include <omp.h>
 #endif
 
-#include "backend.h"
+#include "../backend.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 #define VECTORS_OF_512_BITS
@@ -359,12 +359,13 @@ typedef struct {
 static inline Head make_head(const AttentionInput* in, size_t batch, size_t query_head, const float* bias_tables) {
     Head head;
     head.in = in;
-    head.batch = batch, head.query_head = query_head, head.kv_head = query_head * in->NKV / in->NH;
-    head.offset = in->Tk - in->Tq;
-    head.start = in->start ? in->start + batch * in->Tq : NULL;
-    head.log_count = in->seq_scale ? in->log_count + batch * in->Tq : NULL;
-    size_t table = in->Tk + 2 * TABLE_MARGIN;
-    head.bias = in->bias ? bias_tables + query_head * table + TABLE_MARGIN + in->Tk - 1 : NULL;
+    head.batch = batch, head.query_head = query_head, head.kv_head = query_head * in->size.NKV / in->size.NH;
+    head.offset = in->size.Tk - in->size.Tq;
+    head.start = in->start ? in->start + batch * in->size.Tq : NULL;
+    head.log_count = attention_has(in, TERM_SCALE) ? in->logit.log_count + batch * in->size.Tq : NULL;
+    size_t table = in->size.Tk + 2 * TABLE_MARGIN;
+    head.bias =
+        attention_has(in, TERM_DISTANCE) ? bias_tables + query_head * table + TABLE_MARGIN + in->size.Tk - 1 : NULL;
     return head;
 }
 
@@ -378,17 +379,17 @@ static inline bool sees_one_key(const Head* head, size_t query) {
 
 // g of a query: the factor of its logits.
 static inline float row_scale(const Head* head, size_t query) {
-    return head->log_count ? head->in->seq_scale[head->query_head] * head->log_count[query] : 1.0f;
+    return head->log_count ? head->in->logit.seq_scale[head->query_head] * head->log_count[query] : 1.0f;
 }
 
 static inline const float* query_row(const Head* head, size_t query) {
     const AttentionInput* in = head->in;
-    return in->q + head->batch * in->q_batch + query * in->q_stride + head->query_head * in->HS;
+    return in->q + head->batch * in->q_batch + query * in->q_stride + head->query_head * in->size.HS;
 }
 
 // Where the rows of this head's keys (or values) begin.
 static inline size_t kv_offset(const AttentionInput* in, size_t batch, size_t kv_head) {
-    return batch * in->kv_batch + kv_head * in->HS;
+    return batch * in->kv_batch + kv_head * in->size.HS;
 }
 
 // Columns low..high-1 of the tile at `key` hold everything that queries first..last may see.
@@ -431,7 +432,7 @@ INLINE void score_rows(const Head* head, size_t D, float* scores, size_t vectors
         return;
     }
     const float* bias = head->bias - (head->offset + first) + key;
-    if (head->in->bias_inside) {
+    if (head->in->logit.inside) {
         score_block(vectors, D, scores, q, keys, bias, scale);
     } else {
         score_block(vectors, D, scores, q, keys, bias, NULL);
@@ -567,18 +568,18 @@ static inline float* take(Arena* arena, size_t floats) {
 // Whether the threads share each key/value head instead of taking whole ones: when whole heads would leave
 // more than an eighth of the threads' time unused.
 static inline bool share_heads(const AttentionInput* in) {
-    size_t heads = in->B * in->NKV, threads = attention_threads();
+    size_t heads = in->size.B * in->size.NKV, threads = attention_threads();
     size_t rounds = (heads + threads - 1) / threads;
     return heads * 8 < rounds * threads * 7;
 }
 
 // Packed key/value heads that exist at once.
 static inline size_t head_slots(const AttentionInput* in) {
-    size_t heads = in->B * in->NKV, threads = attention_threads();
+    size_t heads = in->size.B * in->size.NKV, threads = attention_threads();
     return share_heads(in) || heads < threads ? heads : threads;
 }
 
-static inline size_t packed_columns(const AttentionInput* in) { return round_up(in->HS, LANES); }
+static inline size_t packed_columns(const AttentionInput* in) { return round_up(in->size.HS, LANES); }
 
 // tables[NH][Tk + 2 TABLE_MARGIN]: the bias reversed, times log2(e), between zeros.
 void reverse_bias_tables(float* tables, const AttentionInput* in);
