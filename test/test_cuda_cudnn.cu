@@ -1,7 +1,7 @@
 /*
 cuDNN's attention against the float64 reference of our own. In a build with USE_CUDNN, for a GPU, cuDNN itself computes.
 In the emulator a stand-in does, on the host: it reads tensors and the arrays that describe documents as
-attention_cudnn.h has them, so what is tested is everything on our side of that interface.
+cudnn_graph.h has them, so what is tested is everything on our side of that interface.
 */
 #ifndef USE_CUDNN
 #define USE_CUDNN

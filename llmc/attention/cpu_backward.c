@@ -1,6 +1,6 @@
 /*
 Fused causal attention on the CPU, backward: weights are recomputed tile by tile from lse (Dao et al. 2022,
-algorithm 4). Contract in ops.h; kernels in cpu_tile.h.
+algorithm 4). Contract in terms.h; kernels in cpu_tile.h.
 
 With p the weights, D_i = dout_i.out_i and dZ_ij = p_ij (dout_i.v_j - D_i):
 dv_j = sum_i p_ij dout_i, dq_i = g_i / sqrt(HS) sum_j dZ_ij k_j, dk_j = sum_i dZ_ij g_i q_i / sqrt(HS).

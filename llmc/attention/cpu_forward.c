@@ -1,6 +1,6 @@
 /*
 Fused causal attention on the CPU, forward: tiles of scores stay in the first-level cache and the softmax
-is kept running (Dao et al. 2022, algorithm 1). Contract in ops.h; kernels in cpu_tile.h.
+is kept running (Dao et al. 2022, algorithm 1). Contract in terms.h; kernels in cpu_tile.h.
 
 A query tile meets its key tiles in ascending order whatever thread works on it and wherever its keys were
 packed, so results do not depend on the number of threads. Three ways to share out the work:

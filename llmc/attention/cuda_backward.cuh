@@ -1,6 +1,6 @@
 /*
 Fused causal attention on CUDA, backward: weights are recomputed tile by tile from lse (Dao et al. 2022, algorithm
-4). Contract in ops.h; formulas as in cpu_backward.c. Two passes, so that no sum needs an atomic:
+4). Contract in terms.h; formulas as in cpu_backward.c. Two passes, so that no sum needs an atomic:
 - dq kernel: a block takes tiles of queries and walks over their keys: dq, the sums of dZ along diagonals, the
   gradient of seq_scale, and for the second pass each row's scale, reference and D_i;
 - dk/dv kernel: a block takes a tile of keys and walks over the queries of all heads that read them, on the

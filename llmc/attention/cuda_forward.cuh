@@ -1,6 +1,6 @@
 /*
 Fused causal attention on CUDA, forward: a tile of logits lives in registers and the softmax is kept running
-(Dao et al. 2022, algorithm 1; Dao 2023 for the split of work between warps). Contract in ops.h.
+(Dao et al. 2022, algorithm 1; Dao 2023 for the split of work between warps). Contract in terms.h.
 
 A block takes AttentionShape::ROWS queries of one head and walks over the tiles of keys that they see; each warp
 owns whole rows, so nothing but keys, values and the bias goes through shared memory. The bias of a tile pair is a
