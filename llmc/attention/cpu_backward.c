@@ -51,9 +51,9 @@ typedef struct {
     float *bias_tables, *dbias_tables;  // [NH] and [B * NH] reversed tables
     float* dscale;                      // [B * NH][query_tiles]: q's part of dseq_scale
     size_t* progress;                   // [slots][key_tiles]: query tiles passed, over all heads of the group
-    float *key_buffers, *row_buffers, *scratch;
-    size_t key_floats, row_floats, scratch_floats;
-    size_t floats;  // of workspace
+    size_t key_bytes, row_bytes, scratch_bytes;
+    char *key_buffers, *row_buffers, *scratch;  // of the slots, of the threads
+    size_t bytes;                               // of workspace
 } Backward;
 
 // ----------------------------------------------------------------------------
@@ -102,34 +102,34 @@ static Backward plan_backward(const AttentionInput* in, void* workspace) {
     w.key_tiles = (in->size.Tk + KEY_TILE - 1) / KEY_TILE;
     w.query_tiles = (in->size.Tq + QUERY_TILE - 1) / QUERY_TILE;
     w.shared = share_heads(in), w.slots = head_slots(in);
-    Arena keys = {NULL, 0}, rows = {NULL, 0}, scratch = {NULL, 0}, arena = {(float*)workspace, 0};
+    Arena keys = {NULL, 0}, rows = {NULL, 0}, scratch = {NULL, 0}, arena = {(char*)workspace, 0};
     take_keys(&keys, &w), take_rows(&rows, &w), take_backward_scratch(&scratch);
-    w.key_floats = keys.used, w.row_floats = rows.used, w.scratch_floats = scratch.used;
+    w.key_bytes = keys.used, w.row_bytes = rows.used, w.scratch_bytes = scratch.used;
     w.bias_tables = take(&arena, in->size.NH * table_floats(in));
     w.dbias_tables = take(&arena, in->size.B * in->size.NH * table_floats(in));
     w.dscale = take(&arena, in->size.B * in->size.NH * w.query_tiles);
-    w.progress = (size_t*)take(&arena, w.slots * w.key_tiles * sizeof(size_t) / sizeof(float));
-    w.key_buffers = take(&arena, w.slots * w.key_floats);
-    w.row_buffers = take(&arena, w.slots * (w.shared ? w.group : 1) * w.row_floats);
-    w.scratch = take(&arena, attention_threads() * w.scratch_floats);
-    w.floats = arena.used;
+    w.progress = (size_t*)arena_take(&arena, w.slots * w.key_tiles * sizeof(size_t));
+    w.key_buffers = (char*)arena_take(&arena, w.slots * w.key_bytes);
+    w.row_buffers = (char*)arena_take(&arena, w.slots * (w.shared ? w.group : 1) * w.row_bytes);
+    w.scratch = (char*)arena_take(&arena, attention_threads() * w.scratch_bytes);
+    w.bytes = arena.used;
     return w;
 }
 
-size_t attention_backward_bytes(const AttentionInput* in) { return plan_backward(in, NULL).floats * sizeof(float); }
+size_t attention_backward_bytes(const AttentionInput* in) { return plan_backward(in, NULL).bytes; }
 
 static KeyBuffers slot_keys(const Backward* w, size_t slot) {
-    Arena arena = {w->key_buffers + slot * w->key_floats, 0};
+    Arena arena = {w->key_buffers + slot * w->key_bytes, 0};
     return take_keys(&arena, w);
 }
 
 static RowBuffers slot_rows(const Backward* w, size_t slot) {
-    Arena arena = {w->row_buffers + slot * w->row_floats, 0};
+    Arena arena = {w->row_buffers + slot * w->row_bytes, 0};
     return take_rows(&arena, w);
 }
 
 static BackwardScratch thread_scratch(const Backward* w) {
-    Arena arena = {w->scratch + thread_number() * w->scratch_floats, 0};
+    Arena arena = {w->scratch + thread_number() * w->scratch_bytes, 0};
     return take_backward_scratch(&arena);
 }
 
@@ -566,7 +566,7 @@ void attention_backward(const AttentionGradients* gradients, const floatX* dout,
         reverse_bias_tables(w.bias_tables, in);
         memset(w.dbias_tables, 0, in->size.B * in->size.NH * table_floats(in) * sizeof(float));
     }
-    memset(w.scratch, 0, attention_threads() * w.scratch_floats * sizeof(float));
+    memset(w.scratch, 0, attention_threads() * w.scratch_bytes);
     if (w.shared) {
         backward_shared(&w);
     } else {

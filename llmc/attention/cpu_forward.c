@@ -21,9 +21,9 @@ typedef struct {
     bool shared, streamed;
     float* bias_tables;
     float *keys, *values;  // per slot: [key_tiles][D][KEY_TILE] and [key_tiles][KEY_TILE][D]
-    float* scratch;        // per thread
-    size_t scratch_floats;
-    size_t floats;  // of workspace
+    char* scratch;         // per thread
+    size_t scratch_bytes;
+    size_t bytes;  // of workspace
 } Forward;
 
 typedef struct {
@@ -51,14 +51,14 @@ static Forward plan_forward(const AttentionInput* in, void* workspace) {
     f.query_tiles = (in->size.Tq + QUERY_TILE - 1) / QUERY_TILE;
     f.shared = share_heads(in);
     f.streamed = f.query_tiles == 1 && !f.shared && f.group * round_up(in->size.Tq, ROW_BLOCK) <= STREAM_ROWS;
-    Arena arena = {(float*)workspace, 0}, one_thread = {NULL, 0};
+    Arena arena = {(char*)workspace, 0}, one_thread = {NULL, 0};
     take_scratch(&one_thread, f.D, STREAM_ROWS);
-    f.scratch_floats = one_thread.used;
+    f.scratch_bytes = one_thread.used;
     f.bias_tables = take(&arena, in->size.NH * (in->size.Tk + 2 * TABLE_MARGIN));
     f.keys = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
     f.values = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
-    f.scratch = take(&arena, attention_threads() * f.scratch_floats);
-    f.floats = arena.used;
+    f.scratch = (char*)arena_take(&arena, attention_threads() * f.scratch_bytes);
+    f.bytes = arena.used;
     return f;
 }
 
@@ -91,7 +91,7 @@ size_t attention_workspace(const AttentionSizes* size, bool backward) {
     size_t bytes = 0;
     // fewer sequences may share heads and need more: enough for any number up to B, as for any shorter sequence
     for (in.size.B = 1; in.size.B <= size->B; in.size.B++) {
-        size_t forward_bytes = plan_forward(&in, NULL).floats * sizeof(float);
+        size_t forward_bytes = plan_forward(&in, NULL).bytes;
         size_t backward_bytes = backward ? attention_backward_bytes(&in) : 0;
         size_t larger = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
         bytes = larger > bytes ? larger : bytes;
@@ -177,7 +177,7 @@ static void pack_key_tile(const Forward* f, size_t batch, size_t kv_head, size_t
 // sharing out the work
 
 static ForwardScratch thread_scratch(const Forward* f) {
-    Arena arena = {f->scratch + thread_number() * f->scratch_floats, 0};
+    Arena arena = {f->scratch + thread_number() * f->scratch_bytes, 0};
     return take_scratch(&arena, f->D, STREAM_ROWS);
 }
 

@@ -19,6 +19,7 @@ multiplied into the packed queries and the bias table, and weights are powers of
 #include <omp.h>
 #endif
 
+#include "../arena.h"
 #include "../backend.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
@@ -553,17 +554,7 @@ static inline size_t thread_number(void) {
 #endif
 }
 
-// Hands out cache-aligned pieces of the caller's workspace; with base NULL it only counts.
-typedef struct {
-    float* base;
-    size_t used;  // floats
-} Arena;
-
-static inline float* take(Arena* arena, size_t floats) {
-    float* p = arena->base ? arena->base + arena->used : NULL;
-    arena->used += round_up(floats, 16);
-    return p;
-}
+static inline float* take(Arena* arena, size_t floats) { return (float*)arena_take(arena, floats * sizeof(float)); }
 
 // Whether the threads share each key/value head instead of taking whole ones: when whole heads would leave
 // more than an eighth of the threads' time unused.

@@ -2,10 +2,21 @@
 The first pass of the attention backward on tensor cores: dq, the sums of dZ along diagonals, the gradient of
 seq_scale, and what the second pass reads of every row. Private to cuda_backward.cuh.
 
-Diagonals. A warp's logits are blocks of 8 x 8; each thread adds its elements of a block diagonal in registers. 16 keys
-finish two block diagonals; those of a tile of 64 keys are 64 distances once their corners are joined with those of
-the next tile. The sums of a block's warps meet in shared memory and go to the block's own table in global memory; a
-last kernel adds these tables in a fixed order.
+Diagonals. A warp's logits are blocks of 8 x 8, and a block diagonal is all blocks (m, n) with the same m - n. Of such a
+block the element in row g and column x has the distance 8 (m - n) + g - x: eight distances of its own, and a corner of
+seven that belongs to the next block diagonal.
+
+      keys ->    n = 0      n = 1           distances of one block, base = 8 (m - n)
+    queries  m=0  [ 0 ]     [-1 ]             x=0    1    2  ...  7
+             m=1  [ 1 ]     [ 0 ]       g=0    0    -1   -2 ...  -7   \  the corner: g < x,
+             m=2  [ 2 ]     [ 1 ]       g=1   +1     0   -1 ...  -6    > base - 7 .. base - 1,
+             m=3  [ 3 ]     [ 2 ]       ...                           /  shared with block diagonal m - n - 1
+                  [block diagonals]     g=7   +7    +6   +5 ...   0
+
+Each thread adds its elements of a block diagonal in registers. 16 keys finish two block diagonals, which move to a
+scratch of one row per g; those of a tile of 64 keys are 64 distances once their corners are joined with those of the
+next tile. The sums of a block's warps meet in shared memory and go to the block's own table in global memory; a last
+kernel adds these tables in a fixed order.
 
 The gradient of seq_scale is what is left when all pairs cancel: ds = sum_i ln n_i sum_j dZ_ij (u_ij - c_i) with
 u = a (+ P inside) and any c_i, since sum_j dZ_ij = 0 but for the rounding of D_i. c_i is the mean of u under p.
@@ -15,20 +26,25 @@ u = a (+ P inside) and any c_i, since sum_j dZ_ij = 0 but for the rounding of D_
 
 #include "cuda_mma.cuh"
 
+constexpr int CORNER = 7;            // distances that a block shares with the next block diagonal
+constexpr int DIAGONAL_STRIDE = 64;  // of the scratch's rows: the distances of a tile, see diagonal_row
+constexpr int DIAGONAL_SKEW = 6;     // more for every second row
+
 template <int D>
 struct DqShape : AttentionShape<D> {
     using S = AttentionShape<D>;
     // steps along the head whose queries stay in registers; the others are read from shared memory each time
     static constexpr int KEPT = D == 64 ? 0 : D <= 48 ? 2 : D == 96 ? 6 : 5;
     static constexpr bool Q_TILE = KEPT < S::DEPTH;
-    static constexpr int DIAGONALS = S::HALF_ROWS + 1;               // block diagonals of a warp's rows and 16 keys
-    static constexpr int SCRATCH = 544;                              // floats: 8 rows of 64, skewed
-    static constexpr int SUMS = 64 + (S::WARPS - 1) * S::WARP_ROWS;  // distances that a tile finishes in some warp
+    static constexpr int DIAGONALS = S::HALF_ROWS + 1;  // block diagonals of a warp's rows and 16 keys
+    // floats of the scratch; distances that a tile finishes in some warp
+    static constexpr int SCRATCH = 8 * DIAGONAL_STRIDE + 32;
+    static constexpr int SUMS = ATTENTION_KEYS + (S::WARPS - 1) * S::WARP_ROWS;
     static constexpr int TILE = ATTENTION_KEYS * S::STRIDE;
 
     static constexpr size_t shared(bool bias) {
         const size_t q = Q_TILE ? S::ROWS * S::STRIDE : 0;
-        const size_t floats = 2 * S::DISTANCES + S::WARPS * (SCRATCH + 2 * 64);
+        const size_t floats = 2 * S::DISTANCES + S::WARPS * (SCRATCH + 2 * ATTENTION_KEYS);
         return (4 * TILE + q) * sizeof(floatX) + (bias ? floats * sizeof(float) : 0);
     }
 };
@@ -189,16 +205,18 @@ __device__ __forceinline__ void dq_block(DqRows<D>& rows, const AttentionBackwar
 }
 
 // Diagonals that later keys do not reach, in scratch[8][64]: row g holds the elements of the threads of group g, column
-// x the distance first - k0 + 8 HALF_ROWS - 71 + x, modulo 64. Rows are skewed so that neither stores nor loads of a
-// warp meet in a bank.
-__device__ __forceinline__ float* diagonal_row(float* scratch, int row) { return scratch + 64 * row + 6 * (row >> 1); }
+// x the distance first - k0 + 8 HALF_ROWS - 64 - CORNER + x, modulo 64. Rows are skewed so that neither stores nor
+// loads of a warp meet in a bank.
+__device__ __forceinline__ float* diagonal_row(float* scratch, int row) {
+    return scratch + DIAGONAL_STRIDE * row + DIAGONAL_SKEW * (row >> 1);
+}
 
 // After 16 keys, block c of the tile: moves the upper two block diagonals to the scratch and makes room for two.
 template <int D>
 __device__ __forceinline__ void shift_diagonals(DqRows<D>& rows, float* scratch, const DqPlace& at, int c) {
     using S = DqShape<D>;
     float* row = diagonal_row(scratch, at.group);
-    const int column = at.group - 2 * at.member + 7 + 8 * (6 - 2 * c);
+    const int column = at.group - 2 * at.member + CORNER + 8 * (6 - 2 * c);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         row[(column + 8 - j) & 63] = rows.diagonals[S::DIAGONALS - 1][j];
@@ -211,8 +229,8 @@ __device__ __forceinline__ void shift_diagonals(DqRows<D>& rows, float* scratch,
 }
 
 // After all keys of a tile, and before the block's next barrier: adds the rows of the scratch. sums[n] belongs to
-// distance first - k0 + 8 HALF_ROWS - 64 + n. Column x < 7 has from rows g > x the end of the distances of this tile,
-// and from the other rows the beginning of those of the next.
+// distance first - k0 + 8 HALF_ROWS - 64 + n. Column x < CORNER has from rows g > x the end of the distances of this
+// tile, and from the other rows the beginning of those of the next.
 template <int D>
 __device__ __forceinline__ void finish_diagonals(DqRows<D>& rows, float* scratch, float* sums, const DqPlace& at) {
     __syncwarp();
@@ -227,8 +245,9 @@ __device__ __forceinline__ void finish_diagonals(DqRows<D>& rows, float* scratch
         }
         upper += p[32];
     }
-    sums[at.lane < 7 ? at.lane + 57 : at.lane - 7] = at.lane < 7 ? rows.corner + high : low;
-    sums[at.lane + 25] = upper;
+    const bool corner = at.lane < CORNER;
+    sums[corner ? at.lane + ATTENTION_KEYS - CORNER : at.lane - CORNER] = corner ? rows.corner + high : low;
+    sums[at.lane + 32 - CORNER] = upper;
     rows.corner = low;
 }
 

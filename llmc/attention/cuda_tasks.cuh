@@ -11,6 +11,7 @@ Positions and coordinates inside tiles are int (sequences stay below 2^31); offs
 #ifndef ATTENTION_CUDA_TASKS_CUH
 #define ATTENTION_CUDA_TASKS_CUH
 
+#include "../arena.h"
 #include "../cuda_common.cuh"
 #include "../ops.h"
 
@@ -191,31 +192,24 @@ static inline void attention_plan_forward(AttentionForwardTask* task, size_t row
     task->partial_out = (float*)(task->partial_softmax + task->splits * in->size.B * in->size.NH * in->size.Tq);
 }
 
-// Hands out aligned pieces of the workspace; with base NULL it only counts.
-static inline void* attention_take(char* base, size_t* used, size_t bytes) {
-    void* piece = base ? base + *used : NULL;
-    *used += round_up(bytes, 256);
-    return piece;
-}
-
 // Several blocks per head only while heads are few: their partial tables are B*NH*query_blocks*T floats.
 static inline void attention_plan_backward(AttentionBackwardTask* task, size_t rows, void* workspace) {
     const AttentionInput* in = &task->in;
-    size_t heads = in->size.B * in->size.NH, tiles = ceil_div(in->size.Tq, rows), N = heads * in->size.Tq, used = 0;
+    size_t heads = in->size.B * in->size.NH, tiles = ceil_div(in->size.Tq, rows), N = heads * in->size.Tq;
     size_t blocks = ATTENTION_TABLE_BLOCKS / heads;
     blocks = blocks < 1 ? 1 : blocks;
     task->query_blocks = blocks < tiles ? blocks : tiles;
     // the count for fewer heads may be rounded up less: take what is enough for any number up to these
     size_t most = heads > ATTENTION_TABLE_BLOCKS ? heads : (size_t)ATTENTION_TABLE_BLOCKS;
     most = most < heads * tiles ? most : heads * tiles;
-    char* base = (char*)workspace;
-    task->rows = (AttentionBackwardRow*)attention_take(base, &used, N * sizeof(AttentionBackwardRow));
-    task->softmax = (float2*)attention_take(base, &used, N * sizeof(float2));
-    task->coarse = (int*)attention_take(base, &used, heads * ceil_div(in->size.Tq, ATTENTION_KEYS) * sizeof(int));
-    task->table_sums = (float*)attention_take(base, &used, most * in->size.Tk * sizeof(float));
-    task->scale_sums = (float*)attention_take(base, &used, most * sizeof(float));
-    task->bias_sums = (float*)attention_take(base, &used, in->size.NH * ceil_div(in->size.Tk, 32) * sizeof(float));
-    task->bytes = used;
+    Arena arena = {(char*)workspace, 0};
+    task->rows = (AttentionBackwardRow*)arena_take(&arena, N * sizeof(AttentionBackwardRow));
+    task->softmax = (float2*)arena_take(&arena, N * sizeof(float2));
+    task->coarse = (int*)arena_take(&arena, heads * ceil_div(in->size.Tq, ATTENTION_KEYS) * sizeof(int));
+    task->table_sums = (float*)arena_take(&arena, most * in->size.Tk * sizeof(float));
+    task->scale_sums = (float*)arena_take(&arena, most * sizeof(float));
+    task->bias_sums = (float*)arena_take(&arena, in->size.NH * ceil_div(in->size.Tk, 32) * sizeof(float));
+    task->bytes = arena.used;
 }
 
 // What the kernels take for granted.

@@ -34,14 +34,15 @@ static inline DocumentSpace document_space(size_t documents, void* workspace) {
     memset(&d, 0, sizeof d);
     d.documents = documents;
     if (documents == 0) { return d; }
-    char* base = (char*)workspace;
+    Arena arena = {(char*)workspace, 0};
     const size_t offsets = (documents + 1) * sizeof(int64_t);
-    d.arrays.lengths = (int32_t*)attention_take(base, &d.bytes, documents * sizeof(int32_t));
-    d.arrays.q = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.arrays.kv = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.arrays.out = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.arrays.statistics = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.first = (int64_t*)attention_take(base, &d.bytes, offsets);
+    d.arrays.lengths = (int32_t*)arena_take(&arena, documents * sizeof(int32_t));
+    d.arrays.q = (int64_t*)arena_take(&arena, offsets);
+    d.arrays.kv = (int64_t*)arena_take(&arena, offsets);
+    d.arrays.out = (int64_t*)arena_take(&arena, offsets);
+    d.arrays.statistics = (int64_t*)arena_take(&arena, offsets);
+    d.first = (int64_t*)arena_take(&arena, offsets);
+    d.bytes = arena.used;
     return d;
 }
 
