@@ -211,7 +211,7 @@ static double time_attention(const Table* t, const BenchCase* c, const Attention
     snprintf(label, sizeof label, "attention_forward %s", name);
     const double forward = row(t, label, 0, flops, [&] { attention_forward(out, lse, in, workspace); });
     snprintf(label, sizeof label, "attention_backward %s", name);
-    const AttentionGradients to = {dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale};
+    const AttentionGradients to = {dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, NULL, NULL};
     const double backward =
         row(t, label, 0, 2.5 * flops, [&] { attention_backward(&to, dout, out, lse, in, workspace); });
     printf("| attention, both, %s | %.1f | | | %.1f | %.0f %% |\n", name, (forward + backward) * 1e6,

@@ -234,7 +234,10 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     if (attention_has(&in, TERM_DISTANCE)) {
         device_zero(a.d_bias, NH * table * sizeof(float));
     }  // beyond T it stays 0
-    const AttentionGradients d = {d_qkv, d_qkv + NH * HS, d_qkv + (NH + NKV) * HS, a.d_bias, g.seq_scale};
+    AttentionGradients d;
+    memset(&d, 0, sizeof d);
+    d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
+    d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (info->params > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;

@@ -21,12 +21,14 @@ typedef struct {
     size_t distance_stride;
     bool inside;
     const float *seq_scale, *log_count;
+    double cap;
+    const float *by_key, *sink;
 } AttentionCase;
 
 // Results in the layouts of the contract; gradients accumulate. dscale_noise[NH]: root of the sum over rows of the
 // squares of the terms of dseq_scale, the size of a random sum of them.
 typedef struct {
-    double *out, *lse, *dq, *dk, *dv, *dby_distance, *dseq_scale, *dscale_noise;
+    double *out, *lse, *dq, *dk, *dv, *dby_distance, *dseq_scale, *dscale_noise, *dby_key, *dsink;
 } AttentionReference;
 
 // One query of one head, and what is known of its row.
@@ -34,7 +36,8 @@ typedef struct {
     const AttentionCase* c;
     size_t b, h, i, position, first;  // position of the query in its sequence, first visible key
     double g, log_count;
-    double *product, *bias, *weights;  // [Tk]: a_ij, P_ij, p_ij
+    double *product, *bias, *weights;  // [Tk]: c_ij, P_ij, p_ij
+    double sink;                       // its weight
 } ReferenceRow;
 
 static inline double reference_dot(const float* x, const float* y, size_t n) {
@@ -62,15 +65,20 @@ static inline size_t reference_key(const ReferenceRow* r, size_t j) {
 static inline double reference_weights(ReferenceRow* r) {
     const AttentionCase* c = r->c;
     const AttentionSizes* s = &c->size;
-    double largest = -INFINITY, sum = 0, root = sqrt((double)s->HS);
+    double sink = s->terms & TERM_SINK ? (double)c->sink[r->h] : -INFINITY, largest = sink, root = sqrt((double)s->HS);
     for (size_t j = r->first; j <= r->position; j++) {
-        r->product[j] = reference_dot(c->q + reference_query(r), c->k + reference_key(r, j), s->HS) / root;
-        r->bias[j] = s->terms & TERM_DISTANCE ? c->by_distance[r->h * c->distance_stride + r->position - j] : 0.0;
-        r->weights[j] = c->inside ? r->g * (r->product[j] + r->bias[j]) : r->g * r->product[j] + r->bias[j];
+        double a = reference_dot(c->q + reference_query(r), c->k + reference_key(r, j), s->HS) / root, p = 0;
+        if (s->terms & TERM_CAP) { a = c->cap * tanh(a / c->cap); }
+        if (s->terms & TERM_DISTANCE) { p += (double)c->by_distance[r->h * c->distance_stride + r->position - j]; }
+        if (s->terms & TERM_KEY) { p += (double)c->by_key[(r->b * s->NH + r->h) * s->Tk + j]; }
+        r->product[j] = a, r->bias[j] = p;
+        r->weights[j] = c->inside ? r->g * (a + p) : r->g * a + p;
         largest = fmax(largest, r->weights[j]);
     }
+    double sum = r->sink = exp(sink - largest);
     for (size_t j = r->first; j <= r->position; j++) { sum += r->weights[j] = exp(r->weights[j] - largest); }
     for (size_t j = r->first; j <= r->position; j++) { r->weights[j] /= sum; }
+    r->sink /= sum;
     return largest + log(sum);
 }
 
@@ -83,16 +91,17 @@ static inline void reference_gradients(const AttentionReference* to, const Refer
     for (size_t d = 0; d < HS; d++) { delta += out[d] * (double)dout[d]; }
     for (size_t j = r->first; j <= r->position; j++) {
         size_t key = reference_key(r, j);
-        double dz = r->weights[j] * (reference_dot(c->v + key, dout, HS) - delta);
-        if (r->first == r->position) { dz = 0; }
+        double dz = r->weights[j] * (reference_dot(c->v + key, dout, HS) - delta), share = r->product[j] / c->cap;
+        if (r->first == r->position && r->sink == 0) { dz = 0; }
+        double da = dz * r->g * (c->size.terms & TERM_CAP ? 1 - share * share : 1), dp = c->inside ? dz * r->g : dz;
         reference_add(to->dv + key, r->weights[j], dout, HS);
-        reference_add(to->dq + query, dz * r->g / root, c->k + key, HS);
-        reference_add(to->dk + key, dz * r->g / root, c->q + query, HS);
-        if (c->size.terms & TERM_DISTANCE) {
-            to->dby_distance[r->h * c->distance_stride + r->position - j] += c->inside ? dz * r->g : dz;
-        }
+        reference_add(to->dq + query, da / root, c->k + key, HS);
+        reference_add(to->dk + key, da / root, c->q + query, HS);
+        if (c->size.terms & TERM_DISTANCE) { to->dby_distance[r->h * c->distance_stride + r->position - j] += dp; }
+        if (c->size.terms & TERM_KEY) { to->dby_key[(r->b * c->size.NH + r->h) * c->size.Tk + j] += dp; }
         dscale += dz * r->log_count * (r->product[j] + (c->inside ? r->bias[j] : 0.0));
     }
+    if (c->size.terms & TERM_SINK) { to->dsink[r->h] -= r->sink * delta; }
     if (c->size.terms & TERM_SCALE) { to->dseq_scale[r->h] += dscale, to->dscale_noise[r->h] += dscale * dscale; }
 }
 
@@ -100,7 +109,7 @@ static inline void reference_gradients(const AttentionReference* to, const Refer
 static inline void attention_reference(const AttentionReference* to, const AttentionCase* c, const float* dout) {
     const AttentionSizes* s = &c->size;
     double* arrays = (double*)xcalloc(3 * s->Tk, sizeof(double));
-    ReferenceRow r = {c, 0, 0, 0, 0, 0, 1.0, 0.0, arrays, arrays + s->Tk, arrays + 2 * s->Tk};
+    ReferenceRow r = {c, 0, 0, 0, 0, 0, 1.0, 0.0, arrays, arrays + s->Tk, arrays + 2 * s->Tk, 0.0};
     for (size_t n = 0; n < s->B * s->NH * s->Tq; n++) {
         r.b = n / s->Tq / s->NH, r.h = n / s->Tq % s->NH, r.i = n % s->Tq, r.position = s->Tk - s->Tq + r.i;
         size_t row = r.b * s->Tq + r.i, at = (row * s->NH + r.h) * s->HS;

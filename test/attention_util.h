@@ -31,6 +31,7 @@ typedef struct {
     Shape shape;
     AttentionInput in;
     float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count;
+    float *by_key, *dby_key, *sink, *dsink;  // NULL before add_terms
     int* start;
     size_t qkv_floats, q_size, dk, dv;  // offsets of the gradients of k and v in dqkv
 } Problem;
@@ -75,9 +76,19 @@ static inline Problem make_problem(Shape s, uint64_t seed) {
     return p;
 }
 
+// The terms beside those of a shape: TERM_CAP, TERM_KEY, TERM_SINK.
+static inline void add_terms(Problem* p, unsigned terms, float cap, uint64_t seed) {
+    Random random = random_stream(seed, 2);
+    size_t heads = p->shape.B * p->shape.NH, keys = heads * p->shape.T;
+    p->by_key = random_array(keys, 1.0, &random), p->dby_key = random_array(keys, 1.0, &random);
+    p->sink = random_array(p->shape.NH, 1.0, &random), p->dsink = xcalloc(p->shape.NH, sizeof(float));
+    p->in.size.terms |= terms;
+    p->in.logit.cap = cap, p->in.logit.by_key = p->by_key, p->in.logit.sink = p->sink;
+}
+
 static inline void free_problem(Problem* p) {
-    float* arrays[] = {p->qkv,  p->dqkv,  p->out,       p->dout,       p->lse,
-                       p->bias, p->dbias, p->seq_scale, p->dseq_scale, p->log_count};
+    float* arrays[] = {p->qkv,       p->dqkv,       p->out,       p->dout,   p->lse,     p->bias, p->dbias,
+                       p->seq_scale, p->dseq_scale, p->log_count, p->by_key, p->dby_key, p->sink, p->dsink};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
     free(p->start);
 }
@@ -98,12 +109,14 @@ static inline void forward(float* out, float* lse, const AttentionInput* in) {
 }
 
 static inline AttentionGradients problem_gradients(const Problem* p) {
-    return (AttentionGradients){p->dqkv, p->dqkv + p->dk, p->dqkv + p->dv, p->dbias, p->dseq_scale};
+    return (AttentionGradients){p->dqkv,       p->dqkv + p->dk, p->dqkv + p->dv, p->dbias,
+                                p->dseq_scale, p->dby_key,      p->dsink};
 }
 
 static inline void backward(Problem* p) {
     void* workspace = make_workspace(&p->in, true);
     memset(p->dseq_scale, 0, p->shape.NH * sizeof(float));
+    if (p->dsink) { memset(p->dsink, 0, p->shape.NH * sizeof(float)); }
     AttentionGradients gradients = problem_gradients(p);
     attention_backward(&gradients, p->dout, p->out, p->lse, &p->in, workspace);
     free(workspace);
@@ -113,7 +126,8 @@ static inline void backward(Problem* p) {
 // reference
 
 typedef struct {
-    double *out, *lse, *dqkv, *dbias, *dseq_scale;  // dqkv like Problem.dqkv, other arrays as in the contract
+    double *out, *lse, *dqkv, *dbias, *dseq_scale, *dby_key,
+        *dsink;  // dqkv like Problem.dqkv, others as in the contract
 } Reference;
 
 static inline Reference make_reference(const Problem* p) {
@@ -123,11 +137,12 @@ static inline Reference make_reference(const Problem* p) {
     r.dqkv = xcalloc(p->qkv_floats, sizeof(double));
     r.dbias = xcalloc(s->NH * p->in.logit.distance_stride, sizeof(double)),
     r.dseq_scale = xcalloc(s->NH, sizeof(double));
+    r.dby_key = xcalloc(s->B * s->NH * s->T, sizeof(double)), r.dsink = xcalloc(s->NH, sizeof(double));
     return r;
 }
 
 static inline void free_reference(Reference* r) {
-    free(r->out), free(r->lse), free(r->dqkv), free(r->dbias), free(r->dseq_scale);
+    free(r->out), free(r->lse), free(r->dqkv), free(r->dbias), free(r->dseq_scale), free(r->dby_key), free(r->dsink);
 }
 
 static inline AttentionCase reference_case(const AttentionInput* in) {
@@ -135,6 +150,7 @@ static inline AttentionCase reference_case(const AttentionInput* in) {
     c.q_stride = in->q_stride, c.kv_stride = in->kv_stride, c.q_batch = in->q_batch, c.kv_batch = in->kv_batch;
     c.by_distance = in->logit.by_distance, c.distance_stride = in->logit.distance_stride, c.inside = in->logit.inside;
     c.seq_scale = in->logit.seq_scale, c.log_count = in->logit.log_count;
+    c.cap = (double)in->logit.cap, c.by_key = in->logit.by_key, c.sink = in->logit.sink;
     return c;
 }
 
@@ -144,6 +160,7 @@ static inline Reference reference(const Problem* p, bool gradients) {
     double* noise = xcalloc(c.size.NH, sizeof(double));
     AttentionReference to = {.out = r.out, .lse = r.lse, .dq = r.dqkv, .dk = r.dqkv + p->dk, .dv = r.dqkv + p->dv};
     to.dby_distance = r.dbias, to.dseq_scale = r.dseq_scale, to.dscale_noise = noise;
+    to.dby_key = r.dby_key, to.dsink = r.dsink;
     attention_reference(&to, &c, gradients ? p->dout : NULL);
     free(noise);
     return r;
@@ -199,6 +216,14 @@ static inline void check_backward(const Problem* p, const Reference* r, double t
     if (attention_has(&p->in, TERM_SCALE)) {
         assert_error_below(relative_error(p->dseq_scale, r->dseq_scale, p->shape.NH), SCALE_TOLERANCE);
     }
+}
+
+static inline void check_added_terms(const Problem* p, const Reference* r, double tolerance) {
+    const Shape* s = &p->shape;
+    if (attention_has(&p->in, TERM_KEY)) {
+        assert_error_below(relative_error(p->dby_key, r->dby_key, s->B * s->NH * s->T), tolerance);
+    }
+    if (attention_has(&p->in, TERM_SINK)) { assert_error_below(relative_error(p->dsink, r->dsink, s->NH), tolerance); }
 }
 
 static inline void print_shape(const Shape* s) {

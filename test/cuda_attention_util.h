@@ -191,7 +191,7 @@ static inline Result forward_backward(const Problem& p) {
     float* dseq_scale = upload(std::vector<float>(s.NH, 0.0f));
     char* workspace = make_workspace(d.in, true);
     attention_forward(out, lse, &d.in, workspace);
-    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale};
+    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL};
     attention_backward(&to, d.dout, out, lse, &d.in, workspace);
     cudaCheck(cudaDeviceSynchronize());
     Result r;
@@ -226,8 +226,10 @@ static inline Reference reference(const Problem& p, bool gradients) {
     r.dbias.resize(p.bias.size()), r.dseq_scale.resize(s.NH), r.scale_noise.resize(s.NH);
     const AttentionCase c = reference_case(p);
     double* dqkv = r.dqkv.data();
-    AttentionReference to = {r.out.data(),          r.lse.data(), dqkv, dqkv + p.key_column,
-                             dqkv + p.value_column, NULL,         NULL, NULL};
+    AttentionReference to;
+    memset(&to, 0, sizeof to);
+    to.out = r.out.data(), to.lse = r.lse.data();
+    to.dq = dqkv, to.dk = dqkv + p.key_column, to.dv = dqkv + p.value_column;
     to.dby_distance = r.dbias.data(), to.dseq_scale = r.dseq_scale.data(), to.dscale_noise = r.scale_noise.data();
     attention_reference(&to, &c, gradients ? p.dout.data() : NULL);
     return r;

@@ -15,259 +15,7 @@ inside the same head are always at least one key tile and one query tile apart, 
 */
 #include <sched.h>
 
-#include "cpu_tile.h"
-
-// Beyond this |lse|, rounding lse to fp32 would show in the weights (half an ulp of 64 is 2e-6): the softmax
-// of such rows is computed again instead.
-static const float LSE_LIMIT = 64.0f;
-
-// Whole vectors of diagonals of one tile must not reach into those of the next tile pair.
-_Static_assert(QUERY_TILE % LANES == 0 && KEY_TILE % LANES == 0 && QUERY_TILE % ROW_BLOCK == 0, "tile sizes");
-
-// What is kept of one key/value head.
-typedef struct {
-    float *keys, *keys_transposed, *values_transposed;  // [key_tiles] tiles
-    float *dkeys, *dvalues;                             // [key_tiles] tiles of rows
-} KeyBuffers;
-
-// What is kept of one query head; rows of all queries, up to a multiple of QUERY_TILE.
-typedef struct {
-    float *q, *dout, *dq;              // [rows][D]; q as in QueryTile; dq without its factor g / sqrt(HS)
-    float *reference, *delta, *scale;  // [rows]: log2 of the softmax's denominator, D_i, g_i
-} RowBuffers;
-
-typedef struct {
-    float *weights, *dscores;  // [QUERY_TILE][SCORE_STRIDE], inside the margin of one vector
-    float *sum, *reference;    // of one row block, to compute a softmax again
-} BackwardScratch;
-
-typedef struct {
-    const AttentionInput* in;
-    AttentionGradients to;
-    const floatX *dout, *out;
-    const float* lse;
-    size_t D, group, key_tiles, query_tiles, slots;
-    bool shared;
-    float *bias_tables, *dbias_tables;  // [NH] and [B * NH] reversed tables
-    float* dscale;                      // [B * NH][query_tiles]: q's part of dseq_scale
-    size_t* progress;                   // [slots][key_tiles]: query tiles passed, over all heads of the group
-    size_t key_bytes, row_bytes, scratch_bytes;
-    char *key_buffers, *row_buffers, *scratch;  // of the slots, of the threads
-    size_t bytes;                               // of workspace
-} Backward;
-
-// ----------------------------------------------------------------------------
-// workspace
-
-static KeyBuffers take_keys(Arena* arena, const Backward* w) {
-    size_t floats = w->key_tiles * KEY_TILE * w->D;
-    KeyBuffers k;
-    k.keys = take(arena, floats);
-    k.keys_transposed = take(arena, floats);
-    k.values_transposed = take(arena, floats);
-    k.dkeys = take(arena, floats);
-    k.dvalues = take(arena, floats);
-    return k;
-}
-
-static RowBuffers take_rows(Arena* arena, const Backward* w) {
-    size_t rows = w->query_tiles * QUERY_TILE;
-    RowBuffers r;
-    r.q = take(arena, rows * w->D);
-    r.dout = take(arena, rows * w->D);
-    r.dq = take(arena, rows * w->D);
-    r.reference = take(arena, rows);
-    r.delta = take(arena, rows);
-    r.scale = take(arena, rows);
-    return r;
-}
-
-static BackwardScratch take_backward_scratch(Arena* arena) {
-    BackwardScratch s;
-    s.weights = take(arena, QUERY_TILE * SCORE_STRIDE);
-    s.dscores = take(arena, QUERY_TILE * SCORE_STRIDE);
-    s.sum = take(arena, ROW_BLOCK * LANES);
-    s.reference = take(arena, ROW_BLOCK);
-    if (s.weights) { s.weights += LANES, s.dscores += LANES; }
-    return s;
-}
-
-static size_t table_floats(const AttentionInput* in) { return in->size.Tk + 2 * TABLE_MARGIN; }
-
-static Backward plan_backward(const AttentionInput* in, void* workspace) {
-    Backward w;
-    memset(&w, 0, sizeof w);
-    w.in = in;
-    w.D = packed_columns(in), w.group = in->size.NH / in->size.NKV;
-    w.key_tiles = (in->size.Tk + KEY_TILE - 1) / KEY_TILE;
-    w.query_tiles = (in->size.Tq + QUERY_TILE - 1) / QUERY_TILE;
-    w.shared = share_heads(in), w.slots = head_slots(in);
-    Arena keys = {NULL, 0}, rows = {NULL, 0}, scratch = {NULL, 0}, arena = {(char*)workspace, 0};
-    take_keys(&keys, &w), take_rows(&rows, &w), take_backward_scratch(&scratch);
-    w.key_bytes = keys.used, w.row_bytes = rows.used, w.scratch_bytes = scratch.used;
-    w.bias_tables = take(&arena, in->size.NH * table_floats(in));
-    w.dbias_tables = take(&arena, in->size.B * in->size.NH * table_floats(in));
-    w.dscale = take(&arena, in->size.B * in->size.NH * w.query_tiles);
-    w.progress = (size_t*)arena_take(&arena, w.slots * w.key_tiles * sizeof(size_t));
-    w.key_buffers = (char*)arena_take(&arena, w.slots * w.key_bytes);
-    w.row_buffers = (char*)arena_take(&arena, w.slots * (w.shared ? w.group : 1) * w.row_bytes);
-    w.scratch = (char*)arena_take(&arena, attention_threads() * w.scratch_bytes);
-    w.bytes = arena.used;
-    return w;
-}
-
-size_t attention_backward_bytes(const AttentionInput* in) { return plan_backward(in, NULL).bytes; }
-
-static KeyBuffers slot_keys(const Backward* w, size_t slot) {
-    Arena arena = {w->key_buffers + slot * w->key_bytes, 0};
-    return take_keys(&arena, w);
-}
-
-static RowBuffers slot_rows(const Backward* w, size_t slot) {
-    Arena arena = {w->row_buffers + slot * w->row_bytes, 0};
-    return take_rows(&arena, w);
-}
-
-static BackwardScratch thread_scratch(const Backward* w) {
-    Arena arena = {w->scratch + thread_number() * w->scratch_bytes, 0};
-    return take_backward_scratch(&arena);
-}
-
-// ----------------------------------------------------------------------------
-// packing and unpacking
-
-INLINE void pack_keys(size_t D, size_t HS, const AttentionInput* in, const KeyBuffers* k, size_t at, size_t first,
-                      size_t count) {
-    pack_rows(k->keys + at, in->k + first, in->kv_stride, count, D, HS);
-    pack_transposed(k->keys_transposed + at, in->k + first, in->kv_stride, count, D, HS);
-    pack_transposed(k->values_transposed + at, in->v + first, in->kv_stride, count, D, HS);
-    memset(k->dkeys + at, 0, KEY_TILE * D * sizeof(float));
-    memset(k->dvalues + at, 0, KEY_TILE * D * sizeof(float));
-}
-
-static void open_key_tile(const Backward* w, const KeyBuffers* k, size_t batch, size_t kv_head, size_t tile) {
-    const AttentionInput* in = w->in;
-    size_t key = tile * KEY_TILE, first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
-    WITH_HEAD_SIZE(pack_keys, w->D, in->size.HS, in, k, key * w->D, first, min_size(in->size.Tk - key, KEY_TILE));
-}
-
-INLINE void write_keys(size_t D, size_t HS, const Backward* w, const KeyBuffers* k, size_t first, size_t key,
-                       size_t count) {
-    for (size_t j = 0; j < count; j++) {
-        size_t at = first + j * w->in->kv_stride, row = (key + j) * D;
-        for (size_t d = 0; d < D; d += LANES) {
-            store_head(w->to.dk + at, d, HS, load(k->dkeys + row + d) * LN_2);  // the packed queries carry log2(e)
-            store_head(w->to.dv + at, d, HS, load(k->dvalues + row + d));
-        }
-    }
-}
-
-static void close_key_tile(const Backward* w, const KeyBuffers* k, size_t batch, size_t kv_head, size_t tile) {
-    const AttentionInput* in = w->in;
-    size_t key = tile * KEY_TILE, first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
-    WITH_HEAD_SIZE(write_keys, w->D, in->size.HS, w, k, first, key, min_size(in->size.Tk - key, KEY_TILE));
-}
-
-static size_t output_row(const Head* head, size_t query) {
-    const AttentionInput* in = head->in;
-    return ((head->batch * in->size.Tq + query) * in->size.NH + head->query_head) * in->size.HS;
-}
-
-// Packs dout and sets D_i and the reference of the rows of one query tile; dq = 0.
-INLINE void pack_outputs(size_t D, size_t HS, const Backward* w, const Head* head, const RowBuffers* rows,
-                         size_t first) {
-    const AttentionInput* in = w->in;
-    const float* lse = w->lse + (head->batch * in->size.NH + head->query_head) * in->size.Tq;
-    for (size_t i = first; i < first + QUERY_TILE; i++) {
-        bool real = i < in->size.Tq;
-        size_t at = output_row(head, real ? i : 0);
-        Vector delta = splat(0.0f);
-        for (size_t d = 0; d < D; d += LANES) {
-            Vector dout = real ? load_head(w->dout + at, d, HS) : splat(0.0f);
-            delta += dout * load_head(w->out + at, d, HS);
-            store(rows->dout + i * D + d, dout);
-            store(rows->dq + i * D + d, splat(0.0f));
-        }
-        rows->delta[i] = real ? sum_lanes(delta) : 0.0f;
-        rows->reference[i] = real ? lse[i] * LOG2_E : INFINITY;  // padding rows have weight 0
-    }
-}
-
-// Rows of a block whose lse is too large: the reference becomes their exact running one, and the division by
-// the sum of weights is multiplied into dout and D, which enter every gradient once.
-static void recompute_softmax(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
-                              QueryTile* block, const bool* wanted) {
-    BackwardScratch scratch = thread_scratch(w);
-    block->sum = scratch.sum, block->reference = scratch.reference;
-    reset_softmax(block, w->D);
-    size_t end = head->offset + block->first + block->count;
-    for (size_t key = first_visible(head, block->first) / KEY_TILE * KEY_TILE; key < end; key += KEY_TILE) {
-        softmax_block(head, w->D, block, 0, key, k->keys_transposed + key * w->D, scratch.weights);
-    }
-    for (size_t r = 0; r < block->count; r++) {
-        if (!wanted[r]) { continue; }
-        size_t i = block->first + r;
-        float normalizer = 1.0f / sum_lanes(load(block->sum + r * LANES));
-        rows->reference[i] = block->reference[r];
-        rows->delta[i] *= normalizer;
-        for (size_t d = 0; d < w->D; d += LANES) {
-            float* dout = rows->dout + i * w->D + d;
-            store(dout, load(dout) * normalizer);
-        }
-    }
-}
-
-static void open_query_tile(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
-                            size_t tile) {
-    const AttentionInput* in = w->in;
-    const float* lse = w->lse + (head->batch * in->size.NH + head->query_head) * in->size.Tq;
-    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->size.Tq);
-    WITH_HEAD_SIZE(pack_outputs, w->D, in->size.HS, w, head, rows, first);
-    for (size_t i = first; i < first + QUERY_TILE; i += ROW_BLOCK) {
-        QueryTile block;
-        memset(&block, 0, sizeof block);
-        block.first = i, block.count = i < end ? min_size(end - i, ROW_BLOCK) : 0;
-        block.q = rows->q + i * w->D, block.scale = rows->scale + i;
-        if (block.count == 0) {
-            memset(block.q, 0, ROW_BLOCK * w->D * sizeof(float));
-            memset(block.scale, 0, ROW_BLOCK * sizeof(float));
-            continue;
-        }
-        WITH_HEAD_SIZE(pack_queries, w->D, in->size.HS, head, &block);
-        bool wanted[ROW_BLOCK], any = false;
-        for (size_t r = 0; r < block.count; r++) {
-            wanted[r] = fabsf(lse[i + r]) > LSE_LIMIT && !sees_one_key(head, i + r);
-            any = any || wanted[r];
-        }
-        if (any) { recompute_softmax(w, head, k, rows, &block, wanted); }
-    }
-}
-
-// Writes dq of queries first..end-1 and returns q's part of the gradient of seq_scale.
-INLINE void write_queries(size_t D, size_t HS, const Backward* w, const Head* head, const RowBuffers* rows,
-                          size_t first, size_t end, float* dscale) {
-    float scale = 1.0f / sqrtf((float)HS);
-    double sum = 0;
-    for (size_t i = first; i < end; i++) {
-        const float* q = query_row(head, i);
-        float* dq = w->to.dq + (q - w->in->q);
-        Vector dot = splat(0.0f);
-        for (size_t d = 0; d < D; d += LANES) {
-            Vector x = load(rows->dq + i * D + d);
-            dot += x * load_head(q, d, HS);
-            store_head(dq, d, HS, x * (rows->scale[i] * scale));
-        }
-        if (head->log_count) { sum += (double)(sum_lanes(dot) * scale) * (double)head->log_count[i]; }
-    }
-    *dscale = (float)sum;
-}
-
-static void close_query_tile(const Backward* w, const Head* head, const RowBuffers* rows, size_t tile) {
-    const AttentionInput* in = w->in;
-    size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->size.Tq);
-    float* dscale = w->dscale + (head->batch * in->size.NH + head->query_head) * w->query_tiles + tile;
-    WITH_HEAD_SIZE(write_queries, w->D, in->size.HS, w, head, rows, first, end, dscale);
-}
+#include "cpu_backward.h"
 
 // ----------------------------------------------------------------------------
 // one query tile against one key tile
@@ -276,6 +24,8 @@ typedef struct {
     size_t key, first;           // first key and first query
     size_t live_low, live_high;  // rows of the tile with anything visible
     float *weights, *dscores;    // [QUERY_TILE][SCORE_STRIDE]
+    float* dproducts;            // the same array as dscores unless capped
+    float* capped;               // [ROW_BLOCK][SCORE_STRIDE]
 } TilePair;
 
 // One visible key: weight 1 there, no gradient of the score.
@@ -317,6 +67,23 @@ static void differentiate_masked_row(const Head* head, size_t query, size_t key,
     }
 }
 
+// From dZ of a row block through the cap, slope 1 - (c / cap)^2, to the gradient of the products; and sum_j dZ_ij c_ij.
+static void differentiate_cap(const Head* head, float* dproducts, const float* dscores, const float* capped,
+                              const float* scale, float* sums) {
+    float inverse = 1.0f / head->in->logit.cap;
+    for (size_t r = 0; r < ROW_BLOCK; r++) {
+        Vector sum = splat(0.0f);
+        for (size_t n = 0; n < KEY_TILE; n += LANES) {
+            size_t at = r * SCORE_STRIDE + n;
+            Vector dz = load(dscores + at), c = load(capped + at), share = c * inverse;
+            IntVector none = (IntVector)(dz == 0.0f);  // capped is not set in columns that nobody sees
+            sum += select_lanes(none, splat(0.0f), dz * c);
+            store(dproducts + at, select_lanes(none, splat(0.0f), dz * (1.0f - share * share) * scale[r]));
+        }
+        sums[r] += sum_lanes(sum);
+    }
+}
+
 // Weights and dZ of all live rows, and their part of dq.
 INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Head* head, const KeyBuffers* k,
                                const RowBuffers* rows, TilePair* pair, Prefetch* prefetch) {
@@ -334,7 +101,7 @@ INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Hea
         size_t vectors = (c.high + LANES - 1) / LANES;
         float *weights = pair->weights + r * SCORE_STRIDE, *dscores = pair->dscores + r * SCORE_STRIDE;
         prefetch_rows(prefetch, 2, HS);
-        score_rows(head, D, weights, vectors, first, pair->key, rows->q + first * D, rows->scale + first,
+        score_rows(head, D, weights, pair->capped, vectors, first, pair->key, rows->q + first * D, rows->scale + first,
                    k->keys_transposed + at);
         score_block(vectors, D, dscores, rows->dout + first * D, k->values_transposed + at, NULL, NULL);
         for (size_t u = 0; u < ROW_BLOCK; u++, weights += SCORE_STRIDE, dscores += SCORE_STRIDE) {
@@ -346,8 +113,13 @@ INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Hea
                 differentiate_row(weights, dscores, vectors, reference, delta);
             }
         }
-        accumulate_rows(ROW_BLOCK, D, rows->dq + first * D, c.high - c.low, pair->dscores + r * SCORE_STRIDE + c.low,
-                        SCORE_STRIDE, 1, k->keys + at + c.low * D);
+        float* dproducts = pair->dproducts + r * SCORE_STRIDE;
+        if (head->capped) {
+            differentiate_cap(head, dproducts, pair->dscores + r * SCORE_STRIDE, pair->capped, rows->scale + first,
+                              rows->capped + first);
+        }
+        accumulate_rows(ROW_BLOCK, D, rows->dq + first * D, c.high - c.low, dproducts + c.low, SCORE_STRIDE, 1,
+                        k->keys + at + c.low * D);
     }
 }
 
@@ -359,7 +131,7 @@ INLINE void accumulate_keys(const Head* head, size_t D, const TilePair* pair, co
         if (pair->key + c > position + low) { low = pair->key + c - position; }  // earlier queries do not see it
         if (low >= pair->live_high) { break; }
         size_t depth = pair->live_high - low;
-        const float *weights = pair->weights + low * SCORE_STRIDE + c, *dz = pair->dscores + low * SCORE_STRIDE + c;
+        const float *weights = pair->weights + low * SCORE_STRIDE + c, *dz = pair->dproducts + low * SCORE_STRIDE + c;
         float *dvalue = dvalues + c * D, *dkey = dkeys + c * D;
         if (c + ROW_BLOCK <= KEY_TILE) {
             accumulate_rows(ROW_BLOCK, D, dvalue, depth, weights, 1, SCORE_STRIDE, dout + low * D);
@@ -390,22 +162,40 @@ static void accumulate_diagonals(const Head* head, const TilePair* pair, const f
     }
 }
 
+// sums[j] += the sum over queries of dZ_ij (times ln n_i).
+static void accumulate_key_sums(const Head* head, const TilePair* pair, const float* row_factor, float* sums) {
+    size_t rows = min_size(pair->live_high, head->in->size.Tq - pair->first);
+    for (size_t n = 0; n < KEY_TILE; n += LANES) {
+        Vector sum = load(sums + n);
+        for (size_t r = pair->live_low; r < rows; r++) {
+            Vector dz = load(pair->dscores + r * SCORE_STRIDE + n);
+            sum += row_factor ? dz * row_factor[pair->first + r] : dz;
+        }
+        store(sums + n, sum);
+    }
+}
+
 INLINE void differentiate_pair(size_t D, size_t HS, const Backward* w, const Head* head, const KeyBuffers* k,
                                const RowBuffers* rows, TilePair* pair, Prefetch* prefetch) {
     differentiate_rows(D, HS, w, head, k, rows, pair, prefetch);
     if (pair->live_high == 0) { return; }
     accumulate_keys(head, D, pair, rows->q + pair->first * D, rows->dout + pair->first * D, k->dkeys + pair->key * D,
                     k->dvalues + pair->key * D);
-    if (!head->bias) { return; }
-    const float* row_factor = w->in->logit.inside ? head->log_count : NULL;
-    size_t table = (head->batch * w->in->size.NH + head->query_head) * table_floats(w->in);
-    accumulate_diagonals(head, pair, row_factor, w->dbias_tables + table + TABLE_MARGIN + w->in->size.Tk - 1);
+    const AttentionInput* in = w->in;
+    const float* row_factor = in->logit.inside ? head->log_count : NULL;
+    size_t h = head->batch * in->size.NH + head->query_head;
+    if (head->bias) {
+        float* table = w->dbias_tables + h * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1;
+        accumulate_diagonals(head, pair, row_factor, table);
+    }
+    if (head->by_key) { accumulate_key_sums(head, pair, row_factor, w->dkey_tables + h * key_floats(in) + pair->key); }
 }
 
 static void backward_pair(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
                           size_t key_tile, size_t query_tile, Prefetch* prefetch) {
     BackwardScratch scratch = thread_scratch(w);
-    TilePair pair = {key_tile * KEY_TILE, query_tile * QUERY_TILE, 0, 0, scratch.weights, scratch.dscores};
+    TilePair pair = {key_tile * KEY_TILE, query_tile * QUERY_TILE, 0, 0, scratch.weights, scratch.dscores,
+                     scratch.dproducts,   scratch.capped};
     WITH_HEAD_SIZE(differentiate_pair, w->D, w->in->size.HS, w, head, k, rows, &pair, prefetch);
 }
 
@@ -446,7 +236,7 @@ static void backward_private(const Backward* w, size_t kv, bool more) {
     RowBuffers rows = slot_rows(w, thread_number());
     for (size_t j = 0; j < w->key_tiles; j++) { open_key_tile(w, &k, batch, kv_head, j); }
     for (size_t h = kv_head * w->group; h < (kv_head + 1) * w->group; h++) {
-        Head head = make_head(w->in, batch, h, w->bias_tables);
+        Head head = make_head(w->in, batch, h, &w->tables);
         Prefetch prefetch = prefetch_next(w, batch, h, more);
         for (size_t i = 0; i < w->query_tiles; i++) { open_query_tile(w, &head, &k, &rows, i); }
         for (size_t j = 0; j < w->key_tiles; j++) {
@@ -468,7 +258,7 @@ static void backward_key_tile(const Backward* w, size_t slot, size_t key_tile) {
     Prefetch nothing;
     memset(&nothing, 0, sizeof nothing);
     for (size_t g = 0; g < w->group; g++) {
-        Head head = make_head(in, batch, kv_head * w->group + g, w->bias_tables);
+        Head head = make_head(in, batch, kv_head * w->group + g, &w->tables);
         RowBuffers rows = slot_rows(w, slot * w->group + g);
         for (size_t i = first_query_tile(key_tile); i < w->query_tiles && tile_is_seen(&head, key_tile, i); i++) {
             passed = g * w->query_tiles + i + 1;
@@ -495,7 +285,7 @@ static void backward_shared(const Backward* w) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t n = 0; n < query_work; n++) {
         size_t h = n / w->query_tiles;
-        Head head = make_head(in, h / in->size.NH, h % in->size.NH, w->bias_tables);
+        Head head = make_head(in, h / in->size.NH, h % in->size.NH, &w->tables);
         KeyBuffers k = slot_keys(w, h / w->group);
         RowBuffers rows = slot_rows(w, h);
         open_query_tile(w, &head, &k, &rows, n % w->query_tiles);
@@ -509,7 +299,7 @@ static void backward_shared(const Backward* w) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < query_work; n++) {
         size_t h = n / w->query_tiles;
-        Head head = make_head(in, h / in->size.NH, h % in->size.NH, w->bias_tables);
+        Head head = make_head(in, h / in->size.NH, h % in->size.NH, &w->tables);
         RowBuffers rows = slot_rows(w, h);
         close_query_tile(w, &head, &rows, n % w->query_tiles);
     }
@@ -518,43 +308,69 @@ static void backward_shared(const Backward* w) {
 // ----------------------------------------------------------------------------
 // sums over sequences
 
-// The bias's part of the gradient of seq_scale, sum_d P(d) E(d). The sum of E is 0 (softmax ignores a shift of
-// its row), so P is taken from its mean under |E|: rounding noise is not multiplied by a bias far from 0.
-static double bias_part_of_scale(const float* bias, const float* E, size_t T) {
+// The bias's part of the gradient of seq_scale, sum_d P(d) E(d). Without a sink the sum of E is 0 (softmax ignores a
+// shift of its row), so P is taken from its mean under |E|: rounding noise is not multiplied by a bias far from 0.
+static double bias_part_of_scale(const AttentionInput* in, const float* bias, const float* E) {
     double weight = 0, mean = 0, sum = 0;
-    for (size_t d = 0; d < T; d++) {
+    for (size_t d = 0; d < in->size.Tk && !attention_has(in, TERM_SINK); d++) {
         double e = fabs((double)E[d]);
         weight += e, mean += e * (double)bias[d];
     }
     mean = weight > 0 ? mean / weight : 0;
-    for (size_t d = 0; d < T; d++) { sum += ((double)bias[d] - mean) * (double)E[d]; }
+    for (size_t d = 0; d < in->size.Tk; d++) { sum += ((double)bias[d] - mean) * (double)E[d]; }
+    return sum;
+}
+
+// Gradient of the table by distance from the sums of all sequences; returns its part of the gradient of seq_scale.
+static double finish_distances(const Backward* w, size_t h, bool scaled) {
+    const AttentionInput* in = w->in;
+    float* dbias = w->to.dby_distance + h * in->logit.distance_stride;
+    for (size_t d = 0; d < in->size.Tk; d++) {
+        float sum = 0.0f;
+        for (size_t b = 0; b < in->size.B; b++) {
+            sum += w->dbias_tables[(b * in->size.NH + h) * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1 - d];
+        }
+        dbias[d] = sum;
+    }
+    if (!scaled) { return 0; }
+    double dscale = bias_part_of_scale(in, in->logit.by_distance + h * in->logit.distance_stride, dbias);
+    for (size_t d = 0; d < in->size.Tk; d++) { dbias[d] *= in->logit.seq_scale[h]; }
+    return dscale;
+}
+
+// The same for the numbers by key.
+static double finish_keys(const Backward* w, size_t h, bool scaled) {
+    const AttentionInput* in = w->in;
+    size_t T = in->size.Tk;
+    double dscale = 0;
+    for (size_t b = 0; b < in->size.B; b++) {
+        size_t row = b * in->size.NH + h;
+        float *sums = w->dkey_tables + row * key_floats(in), *to = w->to.dby_key + row * T;
+        if (scaled) { dscale += bias_part_of_scale(in, in->logit.by_key + row * T, sums); }
+        for (size_t j = 0; j < T; j++) { to[j] = scaled ? sums[j] * in->logit.seq_scale[h] : sums[j]; }
+    }
+    return dscale;
+}
+
+// The sum over sequences and query tiles of [B * NH][query_tiles].
+static double sum_of_head(const Backward* w, const float* sums, size_t h) {
+    double sum = 0;
+    for (size_t b = 0; b < w->in->size.B; b++) {
+        for (size_t i = 0; i < w->query_tiles; i++) {
+            sum += (double)sums[(b * w->in->size.NH + h) * w->query_tiles + i];
+        }
+    }
     return sum;
 }
 
 static void finish_head(const Backward* w, size_t h) {
     const AttentionInput* in = w->in;
-    bool scaled = attention_has(in, TERM_SCALE) && in->logit.inside;
-    double dscale = 0;
-    for (size_t b = 0; attention_has(in, TERM_SCALE) && b < in->size.B; b++) {
-        for (size_t i = 0; i < w->query_tiles; i++) {
-            dscale += (double)w->dscale[(b * in->size.NH + h) * w->query_tiles + i];
-        }
-    }
-    if (attention_has(in, TERM_DISTANCE)) {
-        float* dbias = w->to.dby_distance + h * in->logit.distance_stride;
-        for (size_t d = 0; d < in->size.Tk; d++) {
-            float sum = 0.0f;
-            for (size_t b = 0; b < in->size.B; b++) {
-                sum += w->dbias_tables[(b * in->size.NH + h) * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1 - d];
-            }
-            dbias[d] = sum;
-        }
-        if (scaled) {
-            dscale += bias_part_of_scale(in->logit.by_distance + h * in->logit.distance_stride, dbias, in->size.Tk);
-            for (size_t d = 0; d < in->size.Tk; d++) { dbias[d] *= in->logit.seq_scale[h]; }
-        }
-    }
-    if (attention_has(in, TERM_SCALE)) { w->to.dseq_scale[h] += (float)dscale; }
+    bool scale = attention_has(in, TERM_SCALE), scaled = scale && in->logit.inside;
+    double dscale = scale ? sum_of_head(w, w->dscale, h) : 0;
+    if (attention_has(in, TERM_DISTANCE)) { dscale += finish_distances(w, h, scaled); }
+    if (attention_has(in, TERM_KEY)) { dscale += finish_keys(w, h, scaled); }
+    if (attention_has(in, TERM_SINK)) { w->to.dsink[h] += (float)sum_of_head(w, w->dsink, h); }
+    if (scale) { w->to.dseq_scale[h] += (float)dscale; }
 }
 
 void attention_backward(const AttentionGradients* gradients, const floatX* dout, const floatX* out, const float* lse,
@@ -562,10 +378,10 @@ void attention_backward(const AttentionGradients* gradients, const floatX* dout,
     assert(in->size.Tq == in->size.Tk);
     Backward w = plan_backward(in, workspace);
     w.to = *gradients, w.dout = dout, w.out = out, w.lse = lse;
-    if (attention_has(in, TERM_DISTANCE)) {
-        reverse_bias_tables(w.bias_tables, in);
-        memset(w.dbias_tables, 0, in->size.B * in->size.NH * table_floats(in) * sizeof(float));
-    }
+    size_t heads = in->size.B * in->size.NH;
+    fill_tables(&w.tables, in);
+    if (attention_has(in, TERM_DISTANCE)) { memset(w.dbias_tables, 0, heads * table_floats(in) * sizeof(float)); }
+    if (attention_has(in, TERM_KEY)) { memset(w.dkey_tables, 0, heads * key_floats(in) * sizeof(float)); }
     memset(w.scratch, 0, attention_threads() * w.scratch_bytes);
     if (w.shared) {
         backward_shared(&w);

@@ -19,7 +19,7 @@ typedef struct {
     float* lse;
     size_t D, group, key_tiles, query_tiles;
     bool shared, streamed;
-    float* bias_tables;
+    Tables tables;
     float *keys, *values;  // per slot: [key_tiles][D][KEY_TILE] and [key_tiles][KEY_TILE][D]
     char* scratch;         // per thread
     size_t scratch_bytes;
@@ -54,7 +54,7 @@ static Forward plan_forward(const AttentionInput* in, void* workspace) {
     Arena arena = {(char*)workspace, 0}, one_thread = {NULL, 0};
     take_scratch(&one_thread, f.D, STREAM_ROWS);
     f.scratch_bytes = one_thread.used;
-    f.bias_tables = take(&arena, in->size.NH * (in->size.Tk + 2 * TABLE_MARGIN));
+    f.tables = take_tables(&arena, in);
     f.keys = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
     f.values = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
     f.scratch = (char*)arena_take(&arena, attention_threads() * f.scratch_bytes);
@@ -62,15 +62,35 @@ static Forward plan_forward(const AttentionInput* in, void* workspace) {
     return f;
 }
 
-void reverse_bias_tables(float* tables, const AttentionInput* in) {
-    size_t T = in->size.Tk, stride = T + 2 * TABLE_MARGIN;
+Tables take_tables(Arena* arena, const AttentionInput* in) {
+    bool distance = attention_has(in, TERM_DISTANCE), key = attention_has(in, TERM_KEY);
+    Tables t;
+    t.by_distance = take(arena, distance ? in->size.NH * table_floats(in) : 0);
+    t.by_key = take(arena, key ? in->size.B * in->size.NH * key_floats(in) : 0);
+    return t;
+}
+
+static void reverse_table(float* table, const float* by_distance, size_t T) {
+    memset(table, 0, TABLE_MARGIN * sizeof(float));
+    memset(table + TABLE_MARGIN + T, 0, TABLE_MARGIN * sizeof(float));
+    for (size_t d = 0; d < T; d++) { table[TABLE_MARGIN + T - 1 - d] = by_distance[d] * LOG2_E; }
+}
+
+static void pad_keys(float* to, const float* by_key, size_t T, size_t padded) {
+    for (size_t j = 0; j < padded; j++) { to[j] = j < T ? by_key[j] * LOG2_E : 0.0f; }
+}
+
+void fill_tables(const Tables* tables, const AttentionInput* in) {
+    size_t T = in->size.Tk, distances = attention_has(in, TERM_DISTANCE) ? in->size.NH : 0;
+    size_t keys = attention_has(in, TERM_KEY) ? in->size.B * in->size.NH : 0;
 #pragma omp parallel for schedule(static)
-    for (size_t h = 0; h < in->size.NH; h++) {
-        float* table = tables + h * stride;
-        memset(table, 0, TABLE_MARGIN * sizeof(float));
-        memset(table + TABLE_MARGIN + T, 0, TABLE_MARGIN * sizeof(float));
-        for (size_t d = 0; d < T; d++) {
-            table[TABLE_MARGIN + T - 1 - d] = in->logit.by_distance[h * in->logit.distance_stride + d] * LOG2_E;
+    for (size_t n = 0; n < distances + keys; n++) {
+        size_t row = n < distances ? n : n - distances;
+        if (n < distances) {
+            reverse_table(tables->by_distance + row * table_floats(in),
+                          in->logit.by_distance + row * in->logit.distance_stride, T);
+        } else {
+            pad_keys(tables->by_key + row * key_floats(in), in->logit.by_key + row * T, T, key_floats(in));
         }
     }
 }
@@ -135,24 +155,39 @@ static QueryTile open_query_tile(const Head* head, size_t D, size_t first, float
     return tile;
 }
 
+// What the sums of a row are multiplied by, and the logarithm to base 2 of the softmax's denominator, sink included.
+typedef struct {
+    float factor, log2_sum;
+} Normalizer;
+
+// For a head with a sink.
+static Normalizer normalize_row(const Head* head, float sum, float reference) {
+    Normalizer n;
+    float highest = reference > head->sink ? reference : head->sink;
+    float weights = exp2f(reference - highest), all = sum * weights + exp2f(head->sink - highest);
+    n.factor = weights / all, n.log2_sum = highest + log2f(all);
+    return n;
+}
+
 // Divides by the weights' sum and writes out and lse.
 INLINE void write_rows(size_t D, size_t HS, const Forward* f, const Head* head, const QueryTile* tile) {
     const AttentionInput* in = f->in;
     for (size_t r = 0; r < tile->count; r++) {
         size_t query = tile->first + r, position = head->offset + query;
         float* out = f->out + ((head->batch * in->size.Tq + query) * in->size.NH + head->query_head) * HS;
-        float sum = sum_lanes(load(tile->sum + r * LANES));
+        float sum = sum_lanes(load(tile->sum + r * LANES)), lse = tile->reference[r] * LN_2 + logf(sum);
         if (sees_one_key(head, query)) {
             const float* value = in->v + kv_offset(in, head->batch, head->kv_head) + position * in->kv_stride;
             memcpy(out, value, HS * sizeof(float));
         } else {
             float normalizer = 1.0f / sum;
+            if (head->sink > -INFINITY) {
+                Normalizer n = normalize_row(head, sum, tile->reference[r]);
+                normalizer = n.factor, lse = n.log2_sum * LN_2;
+            }
             for (size_t d = 0; d < D; d += LANES) { store_head(out, d, HS, load(tile->out + r * D + d) * normalizer); }
         }
-        if (f->lse) {
-            float* lse = f->lse + (head->batch * in->size.NH + head->query_head) * in->size.Tq;
-            lse[query] = tile->reference[r] * LN_2 + logf(sum);
-        }
+        if (f->lse) { f->lse[(head->batch * in->size.NH + head->query_head) * in->size.Tq + query] = lse; }
     }
 }
 
@@ -225,7 +260,7 @@ static void forward_private(const Forward* f, size_t kv, bool more) {
     size_t batch = kv / in->size.NKV, kv_head = kv % in->size.NKV, slot = thread_number(),
            tile_floats = KEY_TILE * f->D;
     for (size_t h = kv_head * f->group; h < (kv_head + 1) * f->group; h++) {
-        Head head = make_head(in, batch, h, f->bias_tables);
+        Head head = make_head(in, batch, h, &f->tables);
         for (size_t t = first_key_tile(&head, 0); h == kv_head * f->group && t < f->key_tiles; t++) {
             size_t at = (slot * f->key_tiles + t) * tile_floats;
             pack_key_tile(f, batch, kv_head, t * KEY_TILE, f->keys + at, f->values + at);
@@ -243,7 +278,7 @@ static void forward_streamed(const Forward* f, size_t kv) {
     Head heads[STREAM_ROWS / ROW_BLOCK];
     QueryTile tiles[STREAM_ROWS / ROW_BLOCK];
     for (size_t g = 0; g < f->group; g++) {
-        heads[g] = make_head(in, batch, kv_head * f->group + g, f->bias_tables);
+        heads[g] = make_head(in, batch, kv_head * f->group + g, &f->tables);
         float* rows = scratch.rows + g * round_up(in->size.Tq, ROW_BLOCK) * row_floats(f->D);
         tiles[g] = open_query_tile(&heads[g], f->D, 0, rows);
     }
@@ -266,7 +301,7 @@ static void forward_shared(const Forward* f) {
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < heads * f->key_tiles; n++) {
         size_t kv = n / f->key_tiles, batch = kv / in->size.NKV, t = n % f->key_tiles;
-        Head head = make_head(in, batch, kv % in->size.NKV * f->group, f->bias_tables);
+        Head head = make_head(in, batch, kv % in->size.NKV * f->group, &f->tables);
         if (t < first_key_tile(&head, 0)) { continue; }
         pack_key_tile(f, batch, head.kv_head, t * KEY_TILE, f->keys + n * tile_floats, f->values + n * tile_floats);
     }
@@ -274,7 +309,7 @@ static void forward_shared(const Forward* f) {
 #pragma omp parallel for schedule(dynamic)
     for (size_t n = 0; n < f->query_tiles * query_heads; n++) {
         size_t t = f->query_tiles - 1 - n / query_heads, h = n % query_heads;
-        Head head = make_head(in, h / in->size.NH, h % in->size.NH, f->bias_tables);
+        Head head = make_head(in, h / in->size.NH, h % in->size.NH, &f->tables);
         Prefetch nothing;
         memset(&nothing, 0, sizeof nothing);
         forward_query_tile(f, &head, head.batch * in->size.NKV + head.kv_head, t * QUERY_TILE, &nothing);
@@ -284,7 +319,7 @@ static void forward_shared(const Forward* f) {
 void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace) {
     Forward f = plan_forward(in, workspace);
     f.out = out, f.lse = lse;
-    if (attention_has(in, TERM_DISTANCE)) { reverse_bias_tables(f.bias_tables, in); }
+    fill_tables(&f.tables, in);
     if (f.shared) {
         forward_shared(&f);
         return;

@@ -215,6 +215,10 @@ static inline void attention_plan_backward(AttentionBackwardTask* task, size_t r
 // What the kernels take for granted.
 static inline void attention_check(const AttentionInput* in) {
     assert(in->size.Tq >= 1 && in->size.Tq <= in->size.Tk && in->size.NH % in->size.NKV == 0);
+    if (in->size.terms & ~(unsigned)(TERM_DISTANCE | TERM_SCALE)) {
+        fatal("attention on CUDA: found terms %#x, expected a table by distance and a row scale at most; use the CPU",
+              in->size.terms);
+    }
     if (in->size.HS % 8 != 0 || in->size.HS > ATTENTION_MAX_HEAD) {
         fatal("head size: found %zu, expected a multiple of 8 up to %d; change --dim or --n_heads", in->size.HS,
               ATTENTION_MAX_HEAD);

@@ -3,10 +3,18 @@ Attention: fused, never a T x T matrix in memory (Dao et al. 2022), on the logit
 encoding by name: posenc.h fills terms, and every backend computes them in one order:
 
   a_ij = q_i.k_j / sqrt(HS)
+  c_ij = cap tanh(a_ij / cap)                                       TERM_CAP, else a_ij
   P_ij = by_distance[h][i - j]                                      TERM_DISTANCE, else 0
+         + by_key[b,h,j]                                            TERM_KEY, else 0
   g_i  = seq_scale[h] log_count[b,i]                                TERM_SCALE, else 1
-  z_ij = g_i (a_ij + P_ij) (inside) or g_i a_ij + P_ij
-  out_i = sum_j w_ij v_j / sum_j w_ij,  w_ij = exp(z_ij),  over the visible keys start_i <= j <= position of i
+  z_ij = g_i (c_ij + P_ij) (inside) or g_i c_ij + P_ij
+  out_i = sum_j w_ij v_j / (sum_j w_ij + exp(sink[h])),  w_ij = exp(z_ij)
+                                                                    TERM_SINK, else no sink
+  over the visible keys start_i <= j <= position of i
+
+Soft-capping acts on the product alone (Gemma 2); a number by key is what forgetting attention needs (Lin et al. 2025);
+a sink is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss). The CUDA kernels have
+no TERM_CAP, TERM_KEY and TERM_SINK yet and refuse them.
 
 The contract of ops.h holds here too; backend.h defines floatX before. CPU: cpu_forward.c, cpu_backward.c; CUDA:
 attention.cu. Each is compiled once for every program and test.
@@ -28,6 +36,9 @@ extern "C" {
 enum {
     TERM_DISTANCE = 1 << 0,  // a table by distance, learned or fixed
     TERM_SCALE = 1 << 1,     // a factor for each row: Scalable-Softmax
+    TERM_CAP = 1 << 2,       // soft-capping of the products
+    TERM_KEY = 1 << 3,       // a number for each key and head
+    TERM_SINK = 1 << 4,      // a logit in the denominator alone
 };
 
 // Query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk.
@@ -40,9 +51,13 @@ typedef struct {
 typedef struct {
     const float* by_distance;  // P[NH,distance_stride], P[h][d] at distance d = i - j
     size_t distance_stride;    // at least Tk
-    bool inside;               // z = g (a + P), else z = g a + P
+    bool inside;               // z = g (c + P), else z = g c + P
     const float* seq_scale;    // s[NH]; g_i = s_h * log_count_i
     const float* log_count;    // [B,Tq]
+    float cap;                 // above 0 and finite
+    bool cap_approximate;      // tanh within 1e-4 instead of 3e-7
+    const float* by_key;       // [B,NH,Tk]
+    const float* sink;         // [NH]
 } LogitTerms;
 
 // CUDA reads rows 16 bytes at a time: q, k, v aligned to 16 bytes, strides and HS multiples of 8, HS at most 128.
@@ -60,7 +75,7 @@ typedef struct {
 // Gradients of what has these names in AttentionInput, in the same layout; those of absent terms are not written.
 typedef struct {
     floatX *dq, *dk, *dv;
-    float *dby_distance, *dseq_scale;
+    float *dby_distance, *dseq_scale, *dby_key, *dsink;
 } AttentionGradients;
 
 #ifdef __CUDACC__
@@ -76,14 +91,14 @@ __host__ __device__
 void attention_choose(const char* name, PosKind encoding, bool ssmax);
 
 // out[B,Tq,NH*HS] as above; lse[B,NH,Tq] = the natural logarithm of the softmax's denominator, may be NULL.
-// Overwrites both. A query with one visible key gives exactly that key's value.
+// Overwrites both. A query with one visible key and no sink gives exactly that key's value.
 void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace);
 
 // Gradients, for Tq == Tk. dq, dk, dv have the strides of q, k, v and are overwritten; dk and dv are summed over the
 // query heads that read them. dby_distance[NH,distance_stride], entries d < Tk, is overwritten (cuDNN, whose bias is
-// not learned, leaves it alone); dseq_scale[NH] accumulates. dout[B,Tq,NH*HS]; out and lse are the forward's results. A
-// query with one visible key contributes exactly zero to all but dv: its softmax is constant, and rounding noise must
-// not be multiplied by a huge bias.
+// not learned, leaves it alone), dby_key[B,NH,Tk] too; dseq_scale[NH] and dsink[NH] accumulate. dout[B,Tq,NH*HS]; out
+// and lse are the forward's results. A query with one visible key contributes exactly zero to all but dv: its softmax
+// is constant, and rounding noise must not be multiplied by a huge bias.
 void attention_backward(const AttentionGradients* gradients, const floatX* dout, const floatX* out, const float* lse,
                         const AttentionInput* in, void* workspace);
 
