@@ -222,7 +222,7 @@ static double time_attention(const Table* t, const BenchCase* c, const Attention
 
 static double bench_attention(const Table* t, const BenchCase* c) {
     const size_t N = c->B * c->T, NH = c->NH, C = NH * c->HS, stride = 3 * C;
-    attention_choose(c->kernels, POS_NOPE, false);
+    attention_choose(c->kernels, 0);
     floatX* qkv = random_device(N * stride);
     float *bias = floats(NH * c->T), *scale = floats(NH), *log_count = floats(N);
     int *start = (int*)device_malloc(N * sizeof(int)), *tokens = document_tokens(c);
@@ -241,7 +241,7 @@ static double bench_attention(const Table* t, const BenchCase* c) {
     const double backward = time_attention(t, c, &in, workspace);
     device_free(qkv), device_free(bias), device_free(scale), device_free(log_count), device_free(start);
     device_free(tokens), device_free(workspace);
-    attention_choose("own", POS_NOPE, false);
+    attention_choose("own", 0);
     return backward;
 }
 
@@ -332,7 +332,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
     const size_t T = bench->T, B = bench->rows / T;
     const ModelConfig config = configuration(size, encoding, VOCABULARY);
     const ModelPlan plan = {MODE_TRAIN, B, T, 1, T, 0, 1};
-    attention_choose(bench->attention, config.encoding, config.ssmax);
+    attention_choose(bench->attention, posenc_terms(config.encoding, config.ssmax));
     const size_t bytes = start_model(&model, &config, &plan);
     const std::vector<int> tokens = host_ids(B * T + 1);
     const double rate = backend_matmul_rate();

@@ -16,9 +16,7 @@ typedef struct {
 
 static inline const float* model_prior(const Model* model, size_t layer) {
     Params p = model_params(model, layer);
-    return posenc_info(model->config.encoding)->params == 0 ? NULL
-           : model->config.global_prior                     ? p.global_prior
-                                                            : p.prior;
+    return posenc_params(model->config.encoding) == 0 ? NULL : model->config.global_prior ? p.global_prior : p.prior;
 }
 
 static inline void model_refresh_tables(Model* model) {
@@ -226,24 +224,21 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
     Gradients g = model_gradients(model, layer);
-    const PosencInfo* info = posenc_info(model->config.encoding);
     floatX* d_qkv = a.d_wide;
     matmul_backward(a.d_norm, g.wo, a.d_residual, a.attention, p.wo, model->workspace, N, C, C);
     AttentionInput in = model_attention_input(model, layer, pass);
     const size_t table = in.logit.distance_stride;
-    if (attention_has(&in, TERM_DISTANCE)) {
-        device_zero(a.d_bias, NH * table * sizeof(float));
-    }  // beyond T it stays 0
+    if (attention_has(&in, TERM_DISTANCE)) { device_zero(a.d_bias, NH * table * sizeof(float)); }  // 0 beyond T
     AttentionGradients d;
     memset(&d, 0, sizeof d);
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
     d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
-    if (info->params > 0) {
+    if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
         bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, table);
     }
-    if (info->mechanism == POSENC_ROTATE) {
+    if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
     }
     matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);

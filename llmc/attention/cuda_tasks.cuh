@@ -215,7 +215,7 @@ static inline void attention_plan_backward(AttentionBackwardTask* task, size_t r
 // What the kernels take for granted.
 static inline void attention_check(const AttentionInput* in) {
     assert(in->size.Tq >= 1 && in->size.Tq <= in->size.Tk && in->size.NH % in->size.NKV == 0);
-    if (in->size.terms & ~(unsigned)(TERM_DISTANCE | TERM_SCALE)) {
+    if (in->size.terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES | TERM_SCALE)) {
         fatal("attention on CUDA: found terms %#x, expected a table by distance and a row scale at most; use the CPU",
               in->size.terms);
     }

@@ -32,19 +32,10 @@ attention.cu. Each is compiled once for every program and test.
 extern "C" {
 #endif
 
-// What is added to the products of queries and keys, or multiplies them; bits of AttentionSizes.terms.
-enum {
-    TERM_DISTANCE = 1 << 0,  // a table by distance, learned or fixed
-    TERM_SCALE = 1 << 1,     // a factor for each row: Scalable-Softmax
-    TERM_CAP = 1 << 2,       // soft-capping of the products
-    TERM_KEY = 1 << 3,       // a number for each key and head
-    TERM_SINK = 1 << 4,      // a logit in the denominator alone
-};
-
 // Query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk.
 typedef struct {
     size_t B, Tq, Tk, NH, NKV, HS;
-    unsigned terms;
+    unsigned terms;  // TERM_* of posenc.h
 } AttentionSizes;
 
 // The arrays of the terms; those of a term that is not in AttentionSizes.terms are not read.
@@ -86,9 +77,9 @@ __host__ __device__
     return (in->size.terms & term) != 0;
 }
 
-// Chooses, once at the start, what computes passes whose documents are known: "own" or "cudnn" (cudnn_graph.h).
-// Ends the program with one line where the build or the encoding cannot do it.
-void attention_choose(const char* name, PosKind encoding, bool ssmax);
+// Chooses, once at the start, what computes passes whose documents are known: "own" or "cudnn" (cudnn_graph.h), for
+// these terms. Ends the program with one line where the build or the library cannot do it.
+void attention_choose(const char* name, unsigned terms);
 
 // out[B,Tq,NH*HS] as above; lse[B,NH,Tq] = the natural logarithm of the softmax's denominator, may be NULL.
 // Overwrites both. A query with one visible key and no sink gives exactly that key's value.
