@@ -31,11 +31,6 @@ static inline char* shard_path(const ShardWriter* w, size_t index, const char* s
     return text("%s/%s_%06zu.bin%s", w->folder, w->name, index, suffix);
 }
 
-static inline bool ends_with(const char* s, const char* suffix) {
-    size_t n = strlen(s), m = strlen(suffix);
-    return n >= m && strcmp(s + n - m, suffix) == 0;
-}
-
 // Removes the folder's files that end in suffix; returns how many other entries there are.
 static inline size_t remove_files(const char* folder, const char* suffix) {
     DIR* directory = opendir(folder);
