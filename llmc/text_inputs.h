@@ -76,7 +76,6 @@ static inline DocumentRules document_rules(const TextOptions* o) {
     DocumentRules rules = {NULL, 0, o->text_field ? o->text_field : "text", false};
     if (!o->separator) { return rules; }
     char* bytes = separator_bytes(o->separator, &rules.separator_length);
-    if (rules.separator_length == 0) { fatal("--separator is empty; leave it out for blank lines between documents"); }
     separator_unify_lines(&rules, bytes);
     rules.separator = bytes;
     return rules;
