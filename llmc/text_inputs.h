@@ -90,13 +90,18 @@ __attribute__((noreturn)) static inline void input_failed(const Input* input) {
     fatal("%s: %s; expected text that can be read", input->name, strerror(errno));
 }
 
+// The format that was given holds for all inputs, but no jsonl is read as one large text for the sake of another input.
 static inline Format input_format(const Input* input, const char* given) {
-    bool is_jsonl = given ? strcmp(given, "jsonl") == 0 : ends_with(input->path, ".jsonl");
-    if (!given && !is_jsonl && !ends_with(input->path, ".txt")) {
+    bool named_jsonl = ends_with(input->path, ".jsonl"), named = named_jsonl || ends_with(input->path, ".txt");
+    if (!given && !named) {
         fatal("%s: unknown kind of text, expected a name in .txt or .jsonl; give --format txt or --format jsonl",
               input->name);
     }
-    return is_jsonl ? FORMAT_JSONL : FORMAT_TXT;
+    if (given && strcmp(given, "txt") == 0 && named_jsonl) {
+        fatal("%s: found --format txt for a name in .jsonl; leave --format out, or give the file another name",
+              input->name);
+    }
+    return (given ? strcmp(given, "jsonl") == 0 : named_jsonl) ? FORMAT_JSONL : FORMAT_TXT;
 }
 
 static inline Input input_find(const char* path, const char* format, size_t* bytes) {

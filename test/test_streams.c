@@ -143,7 +143,7 @@ static void test_named_pipes(void** state) {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         print_message("pipe %zu\n", i);
         char* command = text(
-            "P=$PWD/%s; cd %s; rm -f one.txt two.txt; mkfifo one.txt two.txt; "
+            "P=$(realpath %s); cd %s; rm -f one.txt two.txt; mkfifo one.txt two.txt; "
             "fill() { timeout 60 sh -c \"cat p.txt >$1\"; }; "
             "prepare() { timeout 60 $P \"$@\" --tokenizer bytes --out pipes --overwrite; }; { %s; } >out 2>err",
             program("prepare"), scratch, commands[i]);
