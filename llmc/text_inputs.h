@@ -6,18 +6,7 @@ documents end, and what is refused before any work. Nothing is opened here, as a
 #define TEXT_INPUTS_H
 
 #include "documents.h"
-
-// The options of a program that reads texts. NULL: not given.
-typedef struct {
-    const char *format, *separator, *text_field;
-} TextOptions;
-
-#define TEXT_FORMAT_HELP "needed for - and for names that end in neither .txt nor .jsonl"
-#define TEXT_SEPARATOR_HELP                                                                                        \
-    "what separates the documents of a txt file (\\n, \\r, \\t, \\0, \\xHH and \\\\ are understood); without it, " \
-    "blank "                                                                                                       \
-    "lines do"
-#define TEXT_FIELD_HELP "the field of a jsonl line that holds the document"
+#include "text_options.h"
 
 typedef struct {
     const char* path;  // "-" = standard input
