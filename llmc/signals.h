@@ -21,7 +21,7 @@ static inline void signals_to_own_thread(void) {
     pthread_t thread;
     sigset_t signals;
     sigemptyset(&signals);
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGALRM};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGALRM};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) { sigaddset(&signals, numbers[i]); }
     pthread_sigmask(SIG_UNBLOCK, &signals, NULL);
     if (pthread_create(&thread, NULL, take_signals, NULL) != 0) { fatal("cannot start a thread; raise ulimit -u"); }
