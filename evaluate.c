@@ -185,7 +185,7 @@ int main(int argc, char** argv) {
     plan_passkey(e);
     plan_perplexity(e);
     plan_score(e);
-    catch_signals();
+    signals_to_stop_by(on_signal);
     if (e->passkey_wanted || e->perplexity_wanted || e->args.score) {
         open_outputs(e);
         build_model(e);

@@ -51,12 +51,6 @@ static void on_signal(int number) {
     signal(number, SIG_DFL);
 }
 
-static inline void catch_signals(void) {
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
-    if (signal(SIGHUP, on_signal) == SIG_IGN) { signal(SIGHUP, SIG_IGN); }  // started by nohup
-}
-
 static bool on_chunk(void* context, double flops) {
     progress_add((ProgressBar*)context, flops);
     return !stop_signal;

@@ -108,9 +108,9 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     return c;
 }
 
-// The field by which two models differ, NULL if they are the same. Batch size and sequence length may differ; initial
-// values and what is trained may too.
-static inline const char* model_args_difference(const cJSON* one, const cJSON* other) {
+// Ends the program when the model of a checkpoint is not the one that the flags describe, naming the field.
+// Batch size and sequence length may differ; initial values and what is trained may too.
+static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* wanted, const char* path) {
     static const char* const fields[] = {"dim",
                                          "n_layers",
                                          "n_heads",
@@ -123,29 +123,17 @@ static inline const char* model_args_difference(const cJSON* one, const cJSON* o
                                          "global_positional_encoding",
                                          "ssmax_prior"};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        const cJSON* a = cJSON_GetObjectItemCaseSensitive(one, fields[i]);
-        const cJSON* b = cJSON_GetObjectItemCaseSensitive(other, fields[i]);
-        if ((a || b) && !(a && b && cJSON_Compare(a, b, true))) { return fields[i]; }
+        const cJSON* a = cJSON_GetObjectItemCaseSensitive(checkpoint, fields[i]);
+        const cJSON* b = cJSON_GetObjectItemCaseSensitive(wanted, fields[i]);
+        if (!a && !b) { continue; }
+        if (a && b && cJSON_Compare(a, b, true)) { continue; }
+        char *found = a ? cJSON_PrintUnformatted(a) : xstrdup("none"),
+             *asked = b ? cJSON_PrintUnformatted(b) : xstrdup("none");
+        fatal(
+            "%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
+            "start another model from these weights",
+            path, fields[i], found, asked);
     }
-    return NULL;
-}
-
-// A field as text, "none" where it is missing; release with free().
-static inline char* model_arg_printed(const cJSON* o, const char* field) {
-    const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, field);
-    char *json = item ? cJSON_PrintUnformatted(item) : NULL, *printed = xstrdup(json ? json : "none");
-    cJSON_free(json);
-    return printed;
-}
-
-// Ends the program when the model of a checkpoint is not the one that the flags describe, naming the field.
-static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* wanted, const char* path) {
-    const char* field = model_args_difference(checkpoint, wanted);
-    if (!field) { return; }
-    fatal(
-        "%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
-        "start another model from these weights",
-        path, field, model_arg_printed(checkpoint, field), model_arg_printed(wanted, field));
 }
 
 #endif

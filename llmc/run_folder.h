@@ -60,6 +60,53 @@ static inline SafeTensors run_open_weights(const char* folder) {
     return file;
 }
 
+static inline bool run_ends_with(const char* s, const char* end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+// Fields of model_args that say how the model was trained: a run may go on with other ones.
+static inline bool run_may_differ(const char* field) {
+    static const char* const fields[] = {"max_batch_size", "max_seq_len", "seq_scale"};
+    bool listed = false;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) { listed = listed || strcmp(field, fields[i]) == 0; }
+    return listed || strncmp(field, "train_", 6) == 0 || run_ends_with(field, "_init");
+}
+
+// A field as text, "none" where it is missing; release with free().
+static inline char* run_printed(const cJSON* o, const char* field) {
+    const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, field);
+    char *json = item ? cJSON_PrintUnformatted(item) : NULL, *printed = xstrdup(json ? json : "none");
+    cJSON_free(json);
+    return printed;
+}
+
+// Refuses a field of the weights' model that args.json does not have, or has another value of. Both are written anew
+// from the configurations, so that fields which are left out mean the same as their defaults.
+static inline void run_check_fields(const RunFolder* run, const cJSON* from, const cJSON* found, const cJSON* said) {
+    const cJSON* item;
+    cJSON_ArrayForEach(item, from) {
+        const char* field = item->string;
+        const cJSON* a = cJSON_GetObjectItemCaseSensitive(found, field);
+        const cJSON* b = cJSON_GetObjectItemCaseSensitive(said, field);
+        if (run_may_differ(field) || (a && b && cJSON_Compare(a, b, true))) { continue; }
+        fatal("%s: weights of a model with %s = %s, args.json says %s; restore the files of one run", run->weights.path,
+              field, run_printed(found, field), run_printed(said, field));
+    }
+}
+
+// What both args.json and the weights may say of the data's tokenizer, -1 = unknown: that of the weights counts.
+static inline double run_mark(const RunFolder* run, const char* key, int base, const char* name, double said) {
+    const char* recorded = safetensors_metadata(&run->weights, key);
+    double saved = recorded ? (double)strtoll(recorded, NULL, base) : -1;
+    if (saved < 0 || saved > (base == 16 ? UINT32_MAX : INT32_MAX) || (base == 16 && saved == 0)) { return said; }
+    if (said >= 0 && said != saved) {
+        fatal("%s: weights of data with %s %.0f, args.json says %.0f; restore the files of one run", run->weights.path,
+              name, saved, said);
+    }
+    return saved;
+}
+
 // The configuration that the weights name; where they are of another program and name none, that of args.json, whose
 // shapes are checked when they are read.
 static inline void run_configure(RunFolder* run, const cJSON* model, const char* path) {
@@ -78,12 +125,8 @@ static inline void run_configure(RunFolder* run, const cJSON* model, const char*
     }
     ModelConfig config = model_config_from_json(run->saved, run->encoding, run->bos, run->weights.path);
     cJSON *found = model_args_json(&config, 1, 1), *said = model_args_json(&run->config, 1, 1);
-    const char* field = model_args_difference(found, said);
-    if (field) {
-        char *a = model_arg_printed(found, field), *b = model_arg_printed(said, field);
-        fatal("%s: weights of a model with %s = %s, args.json says %s; restore the files of one run", run->weights.path,
-              field, a, b);
-    }
+    run_check_fields(run, found, found, said);
+    run_check_fields(run, said, found, said);
     run->config = config;
     cJSON_Delete(found);
     cJSON_Delete(said);
@@ -104,9 +147,11 @@ static inline RunFolder run_folder_open(const char* folder) {
     const cJSON* dataset = run_section(run.json, "dataset_args", path);
     run.encoding = model_arg_text(args, "position_encoding", NULL);
     if (!run.encoding) { fatal("%s: no args.position_encoding; the file is damaged: restore it", path); }
-    run.bos = (int)run_number(dataset, "bos", -1, -1, INT32_MAX, path);
-    run.eos = (int)run_number(dataset, "eos", -1, -1, INT32_MAX, path);
-    run.tokenizer_hash = (uint32_t)run_number(dataset, "tokenizer_hash", 0, 0, UINT32_MAX, path);
+    double hash = run_number(dataset, "tokenizer_hash", 0, 0, UINT32_MAX, path);
+    run.bos = (int)run_mark(&run, "bos", 10, "BOS", run_number(dataset, "bos", -1, -1, INT32_MAX, path));
+    run.eos = (int)run_mark(&run, "eos", 10, "EOS", run_number(dataset, "eos", -1, -1, INT32_MAX, path));
+    hash = run_mark(&run, "tokenizer_hash", 16, "tokenizer hash", hash > 0 ? hash : -1);
+    run.tokenizer_hash = hash > 0 ? (uint32_t)hash : 0;
     run_configure(&run, model, path);
     const char* step = safetensors_metadata(&run.weights, "step");
     run.step = step ? step : "unknown";

@@ -176,7 +176,7 @@ def passkey_of(runs, key):
         if p.get(key, {}).get("seq_lens"):
             chosen.append((r, p[key]))
         elif p:
-            print(f"{r.name}: results.json has no passkey results for {key}, only {', '.join(p)}")
+            print(f"{r.name}: results.json has no passkey results for {key}, only {printable(', '.join(p))}")
     return key, chosen
 
 
@@ -428,7 +428,9 @@ def parse_arguments():
                    help="of the passkey picture: accs = teacher forced (default), greedy = greedy decoding, "
                         "natural = prompt and answer tokenised as one text")
     p.add_argument("--passkey", metavar="KEY",
-                   help="which passkey results, such as \"('random', 20, 5, 0)\" (default: those that most runs have)")
+                   help="which passkey results, such as \"('random', 20, 5, 0)\", or the same with \" step 500 seed 7 keys all "
+                        "dtype float32\" for those of older weights or other settings (default: those that most runs "
+                        "have)")
     a = p.parse_args()
     a.only = a.only.split(",")
     unknown = [x for x in a.only if x not in PICTURES]

@@ -29,8 +29,8 @@ static void test_program_mismatch(void** state) {
         {"model_args", "\"dim\"", "\"ssmax_prior\":\t\"outside\", \"dim\"", "ssmax_prior"},
         {"args", "\"position_encoding\":\t\"bam_ssmax\"", "\"position_encoding\":\t\"bam\"",
          "bam_ssmax|args.json says bam"},
-        {"dataset_args", "\"bos\":\t256", "\"bos\":\t1", "--tokenizer bytes|256 as BOS|has 1"},
-        {"dataset_args", "\"eos\":\t257", "\"eos\":\t2", "--tokenizer bytes|257 as EOS|has 2"},
+        {"dataset_args", "\"bos\":\t256", "\"bos\":\t1", "BOS|256|1"},
+        {"dataset_args", "\"eos\":\t257", "\"eos\":\t2", "EOS|257|2"},
         {"dataset_args", "\"bos\":\t256", "\"bos\":\t1e300", "args.json|dataset_args.bos|whole number"},
         {"dataset_args", "\"tokenizer_hash\":\t", "\"tokenizer_hash\":\t-", "dataset_args.tokenizer_hash|whole number"},
     };
@@ -40,6 +40,33 @@ static void test_program_mismatch(void** state) {
         expect_refusal(run, "--passkey_seq_lens 0", cases[i].words);
         free(name), free(run), free(args);
     }
+}
+
+// Weights of another program name neither model nor encoding: args.json says it, and must know all that they learned.
+static void test_program_foreign_weights(void** state) {
+    (void)state;
+    char *run = copy_run("foreign"), *args = text("%s/args.json", run), *path = text("%s/model.safetensors", run);
+    size_t size;
+    char* weights = read_text(path, &size);
+    static const char* const names[] = {"\"model_args\":", "\"position_encoding\":"};
+    for (size_t i = 0; i < 2; i++) {
+        char* at = (char*)memmem(weights, size, names[i], strlen(names[i]));
+        assert_non_null(at);
+        at[1] = 'x';
+    }
+    write_atomically(path, weights, size);
+    evaluate_quietly(run, "--passkey_seq_lens 0 --passkey_sample_size 1");
+    edit_section(args, "args", "\"position_encoding\":\t\"bam_ssmax\"", "\"position_encoding\":\t\"bam\"");
+    char* flags = evaluate_flags(run, "--passkey_seq_lens 400");
+    Run r = run_evaluate(flags);
+    assert_refused(&r, "model.safetensors|seq_scale|a model with bam has not");
+    run_free(&r);
+    edit_section(args, "args", "\"position_encoding\":\t\"bam\"", "\"position_encoding\":\t\"bam_ssmax\"");
+    edit_section(args, "model_args", "\"n_layers\":\t2", "\"n_layers\":\t3");
+    r = run_evaluate(flags);
+    assert_refused(&r, "model.safetensors|has no tensor layers.2.");
+    run_free(&r);
+    free(run), free(args), free(path), free(weights), free(flags);
 }
 
 // Writes a value over the first of a tensor.
@@ -194,9 +221,8 @@ static void test_program_refuses(void** state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_program_mismatch),
-        cmocka_unit_test(test_program_not_finite),
-        cmocka_unit_test(test_program_unwritable),
+        cmocka_unit_test(test_program_mismatch),   cmocka_unit_test(test_program_foreign_weights),
+        cmocka_unit_test(test_program_not_finite), cmocka_unit_test(test_program_unwritable),
         cmocka_unit_test(test_program_refuses),
     };
     return cmocka_run_group_tests(tests, make_tiny_run, NULL);
