@@ -578,8 +578,7 @@ int main(int argc, char** argv) {
     plan_passkey(e);
     plan_perplexity(e);
     plan_score(e);
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    signals_to_stop_by(on_signal);
     if (e->passkey_wanted || e->perplexity_wanted || e->args.score) {
         build_model(e);
     } else {

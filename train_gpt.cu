@@ -5,16 +5,16 @@ operators. This is the CUDA translation unit; it also builds for the CPU with `c
 On several ranks every rank runs this program on its share of each batch. Rank 0 alone writes files and prints; what
 decides about the next step (loss, norm, signals) is agreed first, so that all ranks always do the same.
 */
-#include <sys/file.h>
-
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
+#include "llmc/fingerprint.h"
 #include "llmc/generate.h"
 #include "llmc/logger.h"
 #include "llmc/model.h"
 #include "llmc/model_args.h"
 #include "llmc/model_dist.h"
 #include "llmc/ranks.h"
+#include "llmc/resume.h"
 #include "llmc/stop.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
@@ -38,9 +38,12 @@ typedef struct {
     FILE* batch_log;  // NULL unless --debug_batches
     StepTimer timer;
     double peak_flops;
-    size_t skipped;  // updates skipped in a row
-    bool saved;      // the state is on disk
-    int stop;        // the signal at which all ranks have agreed to stop
+    size_t skipped;      // updates skipped in a row
+    bool saved;          // the state is on disk
+    char* checkpoint;    // the last one, of this run or resumed from; NULL: none
+    char* proven;        // the last one whose weights have given a finite loss; NULL: none
+    uint64_t data_hash;  // fingerprint of the data
+    int stop;            // the signal at which all ranks have agreed to stop
 } Trainer;
 
 // Has any rank been asked to stop? Collective.
@@ -106,6 +109,7 @@ static void open_data(Trainer* t) {
     c.val_padding = val_tokens > 0 ? a->val_tokens_padding : 0;
     c.overfit_single_batch = a->overfit_single_batch;
     dataloader_open(&t->loader, &c);
+    t->data_hash = data_fingerprint(&t->loader);
     free(folder);
 }
 
@@ -187,73 +191,55 @@ static void build_model(Trainer* t) {
     model_allocate(&t->model);
 }
 
-// Two programs on one run would mix their logs and remove each other's checkpoints. The lock ends with the process. It
-// is a file, for NFS locks no folders.
-static void lock_run(Trainer* t, char* folder) {
-    char* path = text("%s/.lock", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) { fatal("%s: %s; check that the folder exists and can be written", path, strerror(errno)); }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) { fatal("%s: another train_gpt is at this run; wait for it or stop it", folder); }
-        warn("%s: cannot lock: %s; do not start a second train_gpt at this run", path, strerror(errno));
-    }
-    free(path);
-    t->folder = folder;
-}
-
-// A run that goes on is locked before its checkpoint is read, or another program could write the next one meanwhile.
-static void lock_resumed_run(Trainer* t) {
-    bool same_run = t->args.checkpoint && !t->args.reset_steps;
-    if (same_run && ranks.rank == 0) {
-        free(checkpoint_find(t->args.checkpoint));  // says what is wrong with the folder
-        lock_run(t, checkpoint_run_folder(t->args.checkpoint));
-    }
-    ranks_barrier();
-}
-
-// Refuses to go on with other data or, by a rounding flag and another number of ranks, with other steps.
-static void check_resumed(const Trainer* t) {
-    const TrainArgs* a = &t->args;
+// What the run is now that must be the same when it goes on.
+static void describe_run(const Trainer* t, RunState* state) {
     DataLoaderTokens tokens = dataloader_tokens(&t->loader);
-    if (t->state.dataset_tokens != tokens.total) {
-        fatal(
-            "%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
-            "on with other data",
-            a->checkpoint, t->state.dataset_tokens, a->dataset, tokens.total);
-    }
-    if (t->state.val_tokens != tokens.validation) {
-        fatal("%s: %zu of the run's tokens are for validation, now it would be %zu; give --val_tokens %zu",
-              a->checkpoint, t->state.val_tokens, tokens.validation, t->state.val_tokens);
-    }
-    if (t->state.tokens_per_step != t->tokens_per_step && a->tokens_per_step == 0) {
-        fatal("%s: the run's steps have %zu tokens, on %zu rank%s they would have %zu; give --tokens_per_step %zu",
-              a->checkpoint, t->state.tokens_per_step, ranks.size, ranks.size == 1 ? "" : "s", t->tokens_per_step,
-              t->state.tokens_per_step);
-    }
+    state->dataset_tokens = tokens.total, state->val_tokens = tokens.validation;
+    state->tokens_per_step = t->tokens_per_step;
+    state->described = 1, state->fingerprint = t->data_hash;
+    state->tokenizer_hash = t->loader.tokenizer_hash, state->bos = t->loader.bos, state->eos = t->loader.eos;
+    state->adamw = strcmp(t->args.optimizer, "adamw") == 0;
+}
+
+static bool same_run(const Trainer* t) { return t->args.checkpoint && !t->args.reset_steps; }
+
+static void load_checkpoint(Trainer* t, const RunState* now) {
+    const TrainArgs* a = &t->args;
+    if (same_run(t) && ranks.rank == 0) { t->folder = checkpoint_run_folder(a->checkpoint); }
+    t->checkpoint = resume_choose(a->checkpoint, t->folder);
+    t->proven = xstrdup(t->checkpoint);
+    checkpoint_load(&t->model, &t->state, t->checkpoint);
+    resume_check(&t->state, now, a);
+    DataLoaderState position = {t->state.epoch, t->state.position};
+    bool same_data = t->state.fingerprint ? t->state.fingerprint == now->fingerprint
+                                          : t->state.dataset_tokens == now->dataset_tokens;
+    if (same_data) { dataloader_restore(&t->loader, position, a->checkpoint); }
+    if (a->reset_steps) { t->state.schedule_start = t->state.step; }
+    t->saved = same_run(t);
+    printf("resumed  %s at step %zu\n", t->checkpoint, t->state.step);
+    if (!t->folder) { return; }
+    char* later = checkpoint_later(t->folder, (long long)t->state.step);
+    if (!later) { checkpoint_publish_again(t->folder, t->checkpoint, (long long)t->state.step); }
+    free(later);
 }
 
 // Initial weights, or those of a checkpoint with all that is needed to go on from it.
 static void load_weights(Trainer* t) {
     const TrainArgs* a = &t->args;
-    size_t tokens = dataloader_tokens(&t->loader).total;
+    RunState now;
+    memset(&now, 0, sizeof now);
+    describe_run(t, &now);
     t->state.sampler = random_stream(a->seed, 1);
     if (a->checkpoint) {
-        checkpoint_load(&t->model, &t->state, a->checkpoint);
-        bool same_data = t->state.dataset_tokens == tokens;
-        if (!a->reset_steps) { check_resumed(t); }
-        DataLoaderState position = {t->state.epoch, t->state.position};
-        if (same_data) { dataloader_restore(&t->loader, position, a->checkpoint); }
-        if (a->reset_steps) { t->state.schedule_start = t->state.step; }
-        printf("resumed  %s at step %zu\n", a->checkpoint, t->state.step);
+        load_checkpoint(t, &now);
     } else if (a->init_from) {
-        checkpoint_init_from(&t->model, a->init_from, a->seed);
+        checkpoint_init_from(&t->model, &now, a->init_from, a->seed);
     } else {
         model_init(&t->model, a->seed);
     }
     DataLoaderState position = dataloader_state(&t->loader);
     t->state.epoch = position.epoch, t->state.position = position.position;
-    t->state.dataset_tokens = tokens, t->state.val_tokens = dataloader_tokens(&t->loader).validation;
-    t->state.tokens_per_step = t->tokens_per_step;
+    describe_run(t, &t->state);
     ranks_check_same("state", &t->state, sizeof t->state);
 }
 
@@ -262,7 +248,8 @@ static void check_ranks(Trainer* t) {
     cJSON* json = options_to_json(&t->options);
     DataLoaderTokens tokens = dataloader_tokens(&t->loader);
     char* arguments = cJSON_PrintUnformatted(json);
-    char* data = text("%zu %zu %zu %u", tokens.total, tokens.shards, t->loader.vocab_size, t->loader.tokenizer_hash);
+    char* data = text("%zu %zu %zu %u %llx", tokens.total, tokens.shards, t->loader.vocab_size,
+                      t->loader.tokenizer_hash, (unsigned long long)t->data_hash);
     ranks_check_same("arguments", arguments, strlen(arguments));
     ranks_check_same("data", data, strlen(data));
     cJSON_free(arguments);
@@ -289,35 +276,49 @@ static cJSON* dataset_args_json(const Trainer* t) {
     return o;
 }
 
+// Keeps what a run has that goes back to an earlier step, and says so.
+static void keep_later(const Trainer* t) {
+    char* later = checkpoint_later(t->folder, (long long)t->state.step);
+    if (later) {
+        checkpoint_set_aside(t->folder, (long long)t->state.step);
+        printf("         later checkpoints (%s) and the log after step %zu are kept until the next one is whole\n",
+               later, t->state.step);
+    }
+    free(later);
+}
+
 // Rank 0's part: the folder, args.json, the logs.
-static void create_run(Trainer* t, bool same_run) {
+static void create_run(Trainer* t) {
     const TrainArgs* a = &t->args;
-    if (!same_run) { lock_run(t, run_folder_create(a->log_dir, a->model_size, a->position_encoding)); }
+    if (same_run(t)) {
+        keep_later(t);
+    } else {
+        t->folder = run_folder_create(a->log_dir, a->model_size, a->position_encoding);
+        run_lock(t->folder);
+    }
     char device[256];
     backend_describe(device, sizeof device);
     cJSON* build = build_info();
     cJSON_AddStringToObject(build, "device", device);
     write_args_json(t->folder, options_to_json(&t->options), dataset_args_json(t),
                     model_args_json(&t->config, a->batch_size, a->sequence_length), build);
-    if (same_run) { checkpoint_prune(t->folder, t->state.step, SIZE_MAX); }  // as the logs: steps that come again
-    t->logs = run_logs_open(t->folder, same_run ? t->state.step : 0);
+    t->logs = run_logs_open(t->folder, same_run(t) ? t->state.step : 0);
+}
+
+static void open_batch_log(Trainer* t) {
+    char* path =
+        ranks.rank == 0 ? text("%s/batches.log", t->folder) : text("%s/batches.rank%zu.log", t->folder, ranks.rank);
+    t->batch_log = fopen(path, "a");
+    if (!t->batch_log) { fatal("cannot write %s: %s", path, strerror(errno)); }
+    free(path);
 }
 
 // A resumed run goes on in its own folder; a new one, or a new phase, gets the next free number.
 static void open_run_folder(Trainer* t) {
     ranks_barrier();  // all have read the checkpoint before anything changes
-    if (ranks.rank == 0) { create_run(t, t->args.checkpoint && !t->args.reset_steps); }
-    size_t length = t->folder ? strlen(t->folder) + 1 : 0;
-    ranks_broadcast(&length, sizeof length);
-    if (!t->folder) { t->folder = (char*)xcalloc(length, 1); }
-    ranks_broadcast(t->folder, length);
-    if (t->args.debug_batches) {
-        char* path =
-            ranks.rank == 0 ? text("%s/batches.log", t->folder) : text("%s/batches.rank%zu.log", t->folder, ranks.rank);
-        t->batch_log = fopen(path, "a");
-        if (!t->batch_log) { fatal("cannot write %s: %s", path, strerror(errno)); }
-        free(path);
-    }
+    if (ranks.rank == 0) { create_run(t); }
+    t->folder = ranks_share_text(t->folder);
+    if (t->args.debug_batches) { open_batch_log(t); }
     printf("run      %s\n\n", t->folder);
     fflush(stdout);
 }
@@ -334,8 +335,10 @@ static double accumulate_gradients(Trainer* t) {
     for (size_t micro = 0; micro < t->accumulation; micro++) {
         dataloader_next(&t->loader);
         if (t->loader.wrapped) {
-            printf("epoch %zu: the data starts again, its last %zu tokens were too few for a step\n",
-                   (size_t)t->state.epoch + 1, t->loader.dropped);
+            size_t dropped = t->loader.dropped;
+            char* left = text("; its last %zu token%s too few for a step", dropped, dropped == 1 ? " was" : "s were");
+            printf("epoch %zu: the data starts again%s\n", (size_t)t->state.epoch + 1, dropped ? left : "");
+            free(left);
         }
         if (t->batch_log) {
             fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro,
@@ -402,6 +405,41 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
     fflush(stdout);
 }
 
+// The last checkpoint that is good as far as anybody can tell, in the words of a message; release with free().
+// Collective.
+static char* name_checkpoint(const Trainer* t) {
+    const char* path = t->proven ? t->proven : t->checkpoint;
+    char *why = path && ranks.rank == 0 ? checkpoint_fault(path) : NULL, *name = NULL;
+    if (ranks.rank == 0) {
+        name = path && !why ? text("resume from %s", path) : xstrdup("start again: it has no checkpoint");
+    }
+    free(why);
+    return ranks_share_text(name);
+}
+
+// Notes the batches of a step that is skipped, so that whoever looks for the fault knows them.
+static void note_batches(Trainer* t) {
+    uint64_t first = 0;
+    for (size_t micro = 0; micro < t->accumulation; micro++) {
+        uint64_t hash = dataloader_hash_again(&t->loader, micro);
+        if (micro == 0) { first = hash; }
+        if (t->args.debug_batches) { continue; }
+        if (!t->batch_log) { open_batch_log(t); }
+        fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro, (unsigned long long)hash);
+    }
+    fflush(t->batch_log);
+    warn("loss or gradient of step %zu is not finite; its update is skipped (first batch %016llx, all in batches.log)",
+         t->state.step + 1, (unsigned long long)first);
+}
+
+// A finite loss says that the weights are good, and so the checkpoint that holds them: older ones may go.
+static void prove_checkpoint(Trainer* t) {
+    if (!t->checkpoint || (t->proven && strcmp(t->proven, t->checkpoint) == 0)) { return; }
+    free(t->proven);
+    t->proven = xstrdup(t->checkpoint);
+    if (ranks.rank == 0) { checkpoint_prune(t->folder, t->state.step, t->args.keep_checkpoints); }
+}
+
 // One optimiser step. A loss or gradient that is not finite skips the update, so the weights stay good, and
 // is logged; too many in a row end the run.
 static void train_step(Trainer* t) {
@@ -426,16 +464,18 @@ static void train_step(Trainer* t) {
     if (ranks.rank == 0) {
         log_train(&t->logs, t->state.step, loss, norm, rate, seconds, (double)t->tokens_per_step / seconds);
     }
+    if (finite) {
+        prove_checkpoint(t);
+    } else {
+        note_batches(t);
+    }
     t->state.step++;
     t->saved = false;
     print_progress(t, loss, norm, rate, seconds);
     t->skipped = finite ? 0 : t->skipped + 1;
-    if (!finite) { warn("loss or gradient of step %zu is not finite; its update is skipped", t->state.step); }
     if (t->skipped >= MAX_SKIPPED_STEPS) {
-        fatal(
-            "%d steps in a row without a finite loss; lower --learning_rate and resume from %s, whose last checkpoint "
-            "is good",
-            MAX_SKIPPED_STEPS, t->folder);
+        fatal("%d steps in a row without a finite loss; lower --learning_rate and %s", MAX_SKIPPED_STEPS,
+              name_checkpoint(t));
     }
 }
 
@@ -492,14 +532,22 @@ static void print_sample(Trainer* t) {
     kv_cache_free(&cache);
 }
 
+// Saves the state, unless it is known to be bad: then the checkpoints that are there stay as they are.
 static void save(Trainer* t) {
     if (t->saved) { return; }
     stop_be_patient(0);
     double started = wall_seconds();
+    if (t->skipped > 0) {
+        printf("step %zu is not saved: its update was skipped\n", t->state.step);
+        return;
+    }
+    if (!model_is_finite(&t->model)) {
+        fatal("weights or moments after step %zu are not finite and are not saved; lower --learning_rate and %s",
+              t->state.step, name_checkpoint(t));
+    }
     if (ranks.rank == 0) {
         cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
-        checkpoint_save(t->folder, &t->model, model_whole_state, &t->state, t->args.position_encoding, model_args,
-                        t->args.keep_checkpoints);
+        checkpoint_save(t->folder, &t->model, model_whole_state, &t->state, t->args.position_encoding, model_args);
         cJSON_Delete(model_args);
     } else {
         checkpoint_help_save(&t->model, model_whole_state);
@@ -507,19 +555,57 @@ static void save(Trainer* t) {
     }
     ranks_barrier();  // nobody leaves before the checkpoint is whole
     t->saved = true;
+    free(t->checkpoint);
+    t->checkpoint = checkpoint_step_folder(t->folder, (long long)t->state.step, "");
     printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
     fflush(stdout);
 }
 
 static bool is_due(size_t every, size_t step, bool last) { return every > 0 && (step % every == 0 || last); }
 
+// The step at which the run ends.
+static size_t end_step(const Trainer* t) { return t->state.schedule_start + t->args.num_iterations; }
+
+// Is a resumed run finished? Not before its last validation is in the log, which a kill may have prevented, where that
+// is still the log of this step. Collective.
+static bool is_finished(const Trainer* t) {
+    if (!same_run(t) || t->state.step < end_step(t)) { return false; }
+    int finished = 1;
+    if (ranks.rank == 0 && t->args.val_loss_every > 0) {
+        char* later = checkpoint_later(t->folder, (long long)t->state.step);
+        finished = later || eval_log_has(t->folder, t->state.step);
+        free(later);
+    }
+    ranks_broadcast(&finished, sizeof finished);
+    return finished;
+}
+
+// What a run that ends says about going on, or about a last step that is not worth it.
+static void end_of_training(Trainer* t) {
+    bool ended = t->state.step >= end_step(t);
+    if (t->saved && ranks.rank == 0) { checkpoint_prune(t->folder, t->state.step, t->args.keep_checkpoints); }
+    if (!t->saved && !t->stop) {
+        fatal("the last %zu updates were skipped, and the weights are not saved; lower --learning_rate and %s",
+              t->skipped, name_checkpoint(t));
+    }
+    if (!t->stop || (ended && t->saved)) { return; }
+    printf("stopped by %s after step %zu", stop_signal_name(t->stop), t->state.step);
+    if (t->saved) {
+        printf("; resume with\n  --checkpoint %s --checkpoint_args\n", t->folder);
+    } else {
+        char* advice = name_checkpoint(t);
+        printf(", which is not saved; %s\n", advice);
+        free(advice);
+    }
+}
+
 static void train(Trainer* t) {
     const TrainArgs* a = &t->args;
-    size_t end = t->state.schedule_start + a->num_iterations;
-    if (t->state.step >= end) { printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end); }
+    size_t end = end_step(t);
     while (!must_stop(t)) {
         bool last = t->state.step >= end;
         if (last) { save(t); }  // before anything at the end of a run can go wrong
+        if (last && !t->saved) { break; }
         if (is_due(a->val_loss_every, t->state.step, last)) { validate(t); }
         Random sampler = t->state.sampler;
         if (is_due(a->sample_every, t->state.step, last) && !t->stop) {
@@ -536,10 +622,7 @@ static void train(Trainer* t) {
         if (is_due(a->checkpoint_every, t->state.step, false)) { save(t); }
     }
     if (t->stop) { save(t); }
-    if (t->stop && t->state.step < end) {
-        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n",
-               stop_signal_name(t->stop), t->state.step, t->folder);
-    }
+    end_of_training(t);
 }
 
 int main(int argc, char** argv) {
@@ -556,18 +639,21 @@ int main(int argc, char** argv) {
     open_tokenizer(t);
     dist_open();
     build_model(t);
-    lock_resumed_run(t);
     load_weights(t);
-    open_run_folder(t);
-    stop_catch_signals();
-    train(t);
+    if (is_finished(t)) {
+        printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end_step(t));
+    } else {
+        open_run_folder(t);
+        stop_catch_signals();
+        train(t);
+    }
     dist_close();
-    if (ranks.rank == 0) { run_logs_close(&t->logs); }
+    if (t->logs.train.file) { run_logs_close(&t->logs); }
     dataloader_close(&t->loader);
     model_free(&t->model);
     if (t->tokenizer) { tokenizer_close(t->tokenizer); }
     free(t->prompt.ids);
-    free(t->folder);
+    free(t->folder), free(t->checkpoint), free(t->proven);
     if (t->batch_log) { fclose(t->batch_log); }
     options_free(&t->options);
     ranks_finish();
