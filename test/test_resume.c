@@ -71,7 +71,7 @@ static const struct {
      false,
      0,
      2,
-     {4, 3}},
+     {5, 3}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

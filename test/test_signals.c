@@ -20,7 +20,7 @@ static void on_signal(int number) {
 
 static void test_own_thread(void** state) {
     (void)state;
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGALRM};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGALRM};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         caught = 0;
         signal(numbers[i], on_signal);
