@@ -391,7 +391,9 @@ static void train(Trainer* t) {
         double usual = step_timer_seconds(&t->timer);
         if (usual > 0) { stop_be_patient(5 + 3 * usual); }
         train_step(t);
-        if (is_due(a->checkpoint_every, t->state.step, false)) { save(t); }
+        if (!is_due(a->checkpoint_every, t->state.step, false)) { continue; }
+        save(t);
+        if (!t->saved) { printf("step %zu is not saved: its update was skipped\n", t->state.step); }
     }
     if (t->stop) { save(t); }
     end_of_training(t);

@@ -185,13 +185,9 @@ static inline void prove_checkpoint(Trainer* t) {
 
 // Saves the state, unless it is known to be bad: then the checkpoints that are there stay as they are.
 static inline void save(Trainer* t) {
-    if (t->saved) { return; }
+    if (t->saved || t->skipped > 0) { return; }
     stop_be_patient(0);
     double started = wall_seconds();
-    if (t->skipped > 0) {
-        printf("step %zu is not saved: its update was skipped\n", t->state.step);
-        return;
-    }
     if (!model_is_finite(&t->model)) {
         fatal("weights or moments after step %zu are not finite and are not saved; lower --learning_rate and %s",
               t->state.step, name_checkpoint(t));

@@ -353,6 +353,36 @@ static void test_nan_step(void** state) {
     free(warning);
 }
 
+static void enlarge(void* context, size_t index, size_t offset, void* chunk, size_t bytes) {
+    const SafeTensor* t = &((const SafeTensors*)context)->tensors[index];
+    memcpy(chunk, t->data + offset, bytes);
+    if (strcmp(t->name, "tok_embeddings.weight") == 0) { ((float*)chunk)['~' * C] = 1e38f; }  // it comes in one piece
+}
+
+// A weight that no loss depends on, the embedding of a token that never comes, grows beyond all bounds: it is not saved
+// either.
+static void test_infinite_weight(void** state) {
+    (void)state;
+    char *good = run_file("folder", "nope", "model.safetensors"), *large = text("%s/large.safetensors", scratch);
+    SafeTensors file = safetensors_open(good);
+    SafeTensorsEntry* entries = xcalloc(file.count, sizeof *entries);
+    for (size_t i = 0; i < file.count; i++) {
+        const SafeTensor* t = &file.tensors[i];
+        entries[i].name = t->name, entries[i].type = t->type, entries[i].ndim = t->ndim;
+        memcpy(entries[i].shape, t->shape, sizeof entries[i].shape);
+    }
+    safetensors_write(large, entries, file.count, NULL, 0, enlarge, &file);
+    char* more =
+        text("--tokens_per_step 64 --num_iterations 9 --weight_decay 1200 --checkpoint_every 1 --init_from %s", large);
+    char *flags = tiny_flags("infinite", more), *checkpoints = run_file("infinite", "nope", "checkpoints");
+    Run r = run_train(flags);
+    assert_refused(&r, "weights or moments after step 1 are not finite|start again: it has no checkpoint");
+    assert_folder(checkpoints, "");
+    safetensors_close(&file);
+    run_free(&r);
+    free(entries), free(good), free(large), free(more), free(flags), free(checkpoints);
+}
+
 // Weights that explode: nothing bad takes the place of the last checkpoint whose weights gave a finite loss, whatever
 // the run was about to do, and the error names it.
 static void test_nan_for_good(void** state) {
@@ -427,6 +457,7 @@ int main(void) {
         cmocka_unit_test(test_overfit_single_batch),
         cmocka_unit_test(test_bfloat16),
         cmocka_unit_test(test_nan_step),
+        cmocka_unit_test(test_infinite_weight),
         cmocka_unit_test(test_nan_for_good),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
