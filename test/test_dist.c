@@ -195,6 +195,26 @@ static void test_resume_with_other_ranks(void** state) {
     free(whole), free(alone);
 }
 
+// Ranks agree on what to go on from when the newest checkpoint is damaged, and when one goes back to an earlier step.
+static void test_resume_from_older(void** state) {
+    (void)state;
+    const Layout layout = {4, 1, 1};
+    char *whole = case_folder(0, layout), *cut = text("%s/older", scratch);
+    copy_tree(whole, cut);
+    char *damaged = text("%s/checkpoints/step_%09d/optimizer.safetensors", cut, 8),
+         *from = text("%s/checkpoints/step_%09d", cut, 4);
+    assert_int_equal(truncate(damaged, 1000), 0);
+    Run r = resume_ranks(4, cut, "");
+    assert_non_null(strstr(r.out, "at step 4\n"));
+    assert_int_equal(count_words(r.err, "going on from the newest whole checkpoint"), 1);
+    assert_identical(cut, whole);
+    Run back = resume_ranks(4, from, "");
+    assert_non_null(strstr(back.out, "later checkpoints (8) and the log after step 4"));
+    assert_identical(cut, whole);
+    run_free(&r), run_free(&back);
+    free(whole), free(cut), free(damaged), free(from);
+}
+
 // Flags that round would give another number of ranks other steps, or other tokens to validate on.
 static void test_resume_rounds_no_more(void** state) {
     (void)state;
@@ -530,6 +550,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_batches),
         cmocka_unit_test(test_resume_with_other_ranks),
+        cmocka_unit_test(test_resume_from_older),
         cmocka_unit_test(test_resume_rounds_no_more),
         cmocka_unit_test(test_signals),
         cmocka_unit_test(test_others_do_not_answer),
