@@ -417,8 +417,8 @@ int main(int argc, char** argv) {
     if (is_finished(t)) {
         printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end_step(t));
     } else {
+        stop_catch_signals();  // before anybody is told of the run
         open_run_folder(t);
-        stop_catch_signals();
         train(t);
     }
     dist_close();

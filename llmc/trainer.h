@@ -30,6 +30,7 @@ typedef struct {
     double peak_flops;
     size_t skipped;      // updates skipped in a row
     bool saved;          // the state is on disk
+    bool tidy;           // no more checkpoints are there than are to be kept, or they must wait
     char* checkpoint;    // the last one, of this run or resumed from; NULL: none
     char* proven;        // the last one whose weights have given a finite loss; NULL: none
     uint64_t data_hash;  // fingerprint of the data
@@ -114,12 +115,15 @@ static inline cJSON* dataset_args_json(const Trainer* t) {
 }
 
 // Keeps what a run has that goes back to an earlier step, and says so.
-static inline void keep_later(const Trainer* t) {
+static inline void keep_later(Trainer* t) {
     char* later = checkpoint_later(t->folder, (long long)t->state.step);
     if (later) {
         checkpoint_set_aside(t->folder, (long long)t->state.step);
-        printf("         later checkpoints (%s) and the log after step %zu are kept until the next one is whole\n",
-               later, t->state.step);
+        t->tidy = true;
+        printf(
+            "         later checkpoints (%s) and the log after step %zu stay until the next one is whole, then they "
+            "go\n",
+            later, t->state.step);
     }
     free(later);
 }
@@ -175,12 +179,19 @@ static inline char* name_checkpoint(const Trainer* t) {
     return ranks_share_text(name);
 }
 
+// Removes the oldest checkpoints, down to the number to keep.
+static inline void tidy_checkpoints(Trainer* t) {
+    if (!t->tidy && ranks.rank == 0) { checkpoint_prune(t->folder, t->state.step, t->args.keep_checkpoints); }
+    t->tidy = true;
+}
+
 // A finite loss says that the weights are good, and so the checkpoint that holds them: older ones may go.
 static inline void prove_checkpoint(Trainer* t) {
-    if (!t->checkpoint || (t->proven && strcmp(t->proven, t->checkpoint) == 0)) { return; }
-    free(t->proven);
-    t->proven = xstrdup(t->checkpoint);
-    if (ranks.rank == 0) { checkpoint_prune(t->folder, t->state.step, t->args.keep_checkpoints); }
+    if (t->checkpoint && (!t->proven || strcmp(t->proven, t->checkpoint) != 0)) {
+        free(t->proven);
+        t->proven = xstrdup(t->checkpoint);
+    }
+    tidy_checkpoints(t);
 }
 
 // Saves the state, unless it is known to be bad: then the checkpoints that are there stay as they are.
@@ -201,7 +212,7 @@ static inline void save(Trainer* t) {
         device_synchronize();  // the network has done its part before ranks talk again
     }
     ranks_barrier();  // nobody leaves before the checkpoint is whole
-    t->saved = true;
+    t->saved = true, t->tidy = false;
     free(t->checkpoint);
     t->checkpoint = checkpoint_step_folder(t->folder, (long long)t->state.step, "");
     printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
@@ -231,7 +242,7 @@ static inline bool is_finished(const Trainer* t) {
 // What a run that ends says about going on, or about a last step that is not worth it.
 static inline void end_of_training(Trainer* t) {
     bool ended = t->state.step >= end_step(t);
-    if (t->saved && ranks.rank == 0) { checkpoint_prune(t->folder, t->state.step, t->args.keep_checkpoints); }
+    if (t->saved) { tidy_checkpoints(t); }
     if (!t->saved && !t->stop) {
         fatal("the last %zu updates were skipped, and the weights are not saved; lower --learning_rate and %s",
               t->skipped, name_checkpoint(t));

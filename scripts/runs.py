@@ -140,19 +140,24 @@ class Run:
 
     def checkpoint(self):
         """(steps taken, step at which the run ends) of the newest checkpoint; None before the first one."""
-        newest = self.folder
         saved = os.path.join(self.folder, "checkpoints")
-        if os.path.isdir(saved):
-            steps = sorted(name for name in os.listdir(saved) if re.fullmatch(r"step_\d{9,}", name))
-            newest = os.path.join(saved, max(steps, key=lambda s: int(s[5:]))) if steps else newest
-        path = os.path.join(newest, "optimizer.safetensors")
-        if not os.path.exists(path):
-            return None
-        state = safetensors_header(path)[0].get("__metadata__", {})
-        try:
-            return int(state["step"]), int(state["schedule_start"]) + self.iterations
-        except (KeyError, ValueError):
-            raise RunError(f"{path} holds no state of a run; move the run folder away") from None
+        names = os.listdir(saved) if os.path.isdir(saved) else []
+        steps = sorted((n for n in names if re.fullmatch(r"step_\d{9,}", n)), key=lambda n: int(n[5:]), reverse=True)
+        damaged = None
+        for folder in [os.path.join(saved, n) for n in steps] + [self.folder]:  # as train_gpt goes on
+            path = os.path.join(folder, "optimizer.safetensors")
+            if not os.path.exists(path):
+                continue
+            try:
+                state = safetensors_header(path)[0].get("__metadata__", {})
+                return int(state["step"]), int(state["schedule_start"]) + self.iterations
+            except (KeyError, ValueError):
+                damaged = damaged or RunError(f"{path} holds no state of a run; move the run folder away")
+            except RunError as error:
+                damaged = damaged or error
+        if damaged:
+            raise damaged
+        return None
 
     def priors(self):
         """[(layer's name, [theta of each head])] of a model that learned its prior; [] for any other."""

@@ -4,6 +4,8 @@ weights of another file.
 */
 #include "train_util.h"
 
+#include "../llmc/fingerprint.h"
+
 #define STEPS " --tokens_per_step 64 --num_iterations 8 --checkpoint_every 4 --keep_checkpoints 9 --seed 3"
 
 static char* copy_of(const char* log, const char* encoding) {
@@ -370,6 +372,58 @@ static void test_leftovers_of_a_kill(void** state) {
 }
 
 // ----------------------------------------------------------------------------
+// fingerprints of data
+
+static uint64_t fingerprint_of(const char* folder) {
+    DataLoader dl;
+    DataLoaderConfig c = {.folder = folder, .B = 1, .T = 8, .world = 1, .accumulation = 1};
+    dataloader_open(&dl, &c);
+    uint64_t hash = data_fingerprint(&dl);
+    dataloader_close(&dl);
+    return hash;
+}
+
+static void write_token(const char* path, long token, uint16_t value) {
+    FILE* f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, SHARD_HEADER_BYTES + 2 * token, SEEK_SET), 0);
+    assert_int_equal(fwrite(&value, 2, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+}
+
+// Small data are read whole, of large data at least each shard's beginning and end. Where the folder is does not
+// matter.
+static void test_fingerprints(void** state) {
+    (void)state;
+    static const size_t counts[] = {5000, 5000000};
+    for (size_t large = 0; large < 2; large++) {
+        Folder folder = dataset_folder(large ? "large" : "small");
+        size_t n = counts[large];
+        uint32_t* ids = xcalloc(n, sizeof(uint32_t));
+        for (uint32_t s = 0; s < 2; s++) {
+            ShardInfo info = {2, n, BYTES_VOCAB, BYTES_BOS, BYTES_EOS, 1};
+            ids[1] = s;
+            write_shard(&folder, s ? "b.bin" : "a.bin", &info, ids);
+        }
+        char *a = text("%s/a.bin", folder.path), *b = text("%s/b.bin", folder.path), *c = text("%s/c.bin", folder.path),
+             *elsewhere = text("%s.moved", folder.path);
+        uint64_t hash = fingerprint_of(folder.path);
+        copy_tree(folder.path, elsewhere);
+        assert_true(fingerprint_of(elsewhere) == hash);
+        const long places[] = {0, (long)n - 1, 2500};
+        for (size_t i = 0; i < (large ? 2 : 3); i++) {
+            write_token(b, places[i], 7);
+            assert_true(fingerprint_of(folder.path) != hash);
+            write_token(b, places[i], 0);
+            assert_true(fingerprint_of(folder.path) == hash);
+        }
+        assert_int_equal(rename(a, c), 0);
+        assert_true(fingerprint_of(folder.path) != hash);
+        free(ids), free(a), free(b), free(c), free(elsewhere);
+    }
+}
+
+// ----------------------------------------------------------------------------
 // full disk, number of checkpoints
 
 // The disk refuses the optimiser's file, the weights, or the very first file of the resumed run.
@@ -606,6 +660,7 @@ int main(void) {
         cmocka_unit_test(test_foreign_entries),
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_older_checkpoint),
+        cmocka_unit_test(test_fingerprints),
         cmocka_unit_test(test_leftovers_of_a_kill),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_keep_checkpoints),

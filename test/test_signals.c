@@ -31,6 +31,23 @@ static void test_own_thread(void** state) {
     }
 }
 
+// A signal that asks to stop is taken, but SIGHUP not where it was ignored before.
+static void test_hangup(void** state) {
+    (void)state;
+    void (*const before[])(int) = {SIG_DFL, SIG_IGN};
+    for (size_t i = 0; i < 2; i++) {
+        struct sigaction now;
+        signal(SIGHUP, before[i]);
+        signals_to_stop_by(on_signal);
+        sigaction(SIGHUP, NULL, &now);
+        assert_true(now.sa_handler == (i == 0 ? on_signal : SIG_IGN));
+        sigaction(SIGTERM, NULL, &now);
+        assert_true(now.sa_handler == on_signal);
+        sigaction(SIGPIPE, NULL, &now);
+        assert_true(now.sa_handler == SIG_IGN);
+    }
+}
+
 static void test_products(void** state) {
     (void)state;
     enum { N = 128, C = 128, OC = 512 };
@@ -62,6 +79,7 @@ static void test_products(void** state) {
 
 int main(void) {
     signals_to_own_thread();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_thread), cmocka_unit_test(test_products)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_thread), cmocka_unit_test(test_hangup),
+                                       cmocka_unit_test(test_products)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
