@@ -6,10 +6,11 @@ into tokens. Blocks live in a ring, so memory stays bounded: a few blocks a thre
 a block. The shards do not depend on the number of threads.
 */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <signal.h>
 
+#include "../llmc/host_limits.h"
 #include "../llmc/options.h"
+#include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
 #include "text_reader.h"
 #include "shard_writer.h"
@@ -204,12 +205,6 @@ static void counts_add(Counts* total, const Counts* more) {
     total->invalid += more->invalid;
 }
 
-// How many cores this process may use.
-static size_t available_cores(void) {
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? (size_t)CPU_COUNT(&cores) : 1;
-}
-
 // Waits for the workers and writes what they made of the oldest block; its memory is free for the next one.
 static void write_block(Pipeline* p, Block* b, size_t* line, Counts* total) {
     pthread_mutex_lock(&p->lock);
@@ -335,7 +330,7 @@ static Arguments parse_arguments(int argc, char** argv) {
     options_free(&options);
     a.input = inputs;
     if (a.input.count == 0) { fatal("no input; name one or more files, or - for standard input, see --help"); }
-    if (a.threads == 0) { a.threads = available_cores(); }
+    if (a.threads == 0) { a.threads = limits_threads(limits_read("").cpus, 1, limits_cores()); }
     return a;
 }
 
@@ -386,6 +381,7 @@ static char* unescape(const char* s) {
 }
 
 int main(int argc, char** argv) {
+    startup_streams();
     Arguments a = parse_arguments(argc, argv);
     size_t total_bytes;
     Input* inputs = find_inputs(&a, &total_bytes);
