@@ -534,6 +534,7 @@ static void read_arguments(Evaluation* e, int argc, char** argv) {
     e->options = evaluate_options(&e->args);
     options_parse(&e->options, argc, argv);
     options_check(&e->options);
+    options_check_text(&e->options, "perplexity_dataset");
     evaluate_check(&e->args);
 }
 

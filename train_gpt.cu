@@ -77,6 +77,7 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         free(path);
     }
     options_check(&t->options);
+    options_check_text(&t->options, NULL);
     if (a->reset_steps && !a->checkpoint) { fatal("--reset_steps needs --checkpoint, the run to go on from"); }
     if (a->checkpoint && a->init_from) {
         fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");

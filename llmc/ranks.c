@@ -81,8 +81,8 @@ static Launch environment_launch(void) {
                         environment_number("WORLD_SIZE", -1), environment_number("LOCAL_RANK", -1)};
         if (named.size == 1) { return none; }
         if (named.rank < 0 || named.size < 0) {
-            fatal("%s is set, %s is not or is empty: they belong together; set both, or unset both",
-                  named.rank < 0 ? "WORLD_SIZE" : "RANK", named.rank < 0 ? "RANK" : "WORLD_SIZE");
+            fatal("RANK and WORLD_SIZE belong together, but %s is missing or empty; set both, or unset both",
+                  named.rank < 0 ? "RANK" : "WORLD_SIZE");
         }
         return named;
     }
