@@ -18,7 +18,7 @@ LDLIBS = $(LIB_DNNL) $(LIB_SENTENCEPIECE) $(LIB_CJSON) $(OPENMP_LIBS) -lpthread 
 
 # What the machine has: HAVE_*, LIB_*, CONFIG_DEFINES. Found by compiling a line for each library.
 # Not for goals that need no compiler, or that install it first.
-ifneq ($(filter-out help clean format deps test demo demo-all,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help clean format deps test fuzz demo demo-all,$(or $(MAKECMDGOALS),all)),)
 include $(BUILD)/config.mk
 endif
 
@@ -37,6 +37,7 @@ help:
 	@echo "make            build train_gpt and the dataset tools, print what was found"
 	@echo "make deps       install what is missing (scripts/install_deps.sh)"
 	@echo "make test       install what is missing, build and run every test"
+	@echo "make fuzz       random inputs to everything that reads a file or a message; needs clang; FUZZ_SECONDS=60 in all"
 	@echo "make demo       train four encodings and see which finds a key far beyond its training length"
 	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
@@ -139,13 +140,50 @@ program-tests:
 left-out:
 	@echo $(LEFT_OUT)
 
+# Fuzz targets: clang with its sanitizers for what reads the input, the operators as the programs have them. Out of the
+# archive each target takes what it needs. --wrap: see test/fuzz/fuzz.h.
+FUZZ_TARGETS = $(sort $(basename $(notdir $(wildcard test/fuzz/fuzz_*.c test/fuzz/fuzz_*.cpp))))
+FUZZ_CC ?= clang
+FUZZ_CXX ?= clang++
+FUZZ_SANITIZE = -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FUZZ_FLAGS = -O1 -g -march=$(ARCH) $(WARNINGS) -Wno-unknown-pragmas $(CONFIG_DEFINES) -MMD -MP $(FUZZ_SANITIZE)
+FUZZ_WRAP = -Wl,--wrap=exit,--wrap=_exit,--wrap=fopen,--wrap=fclose,--wrap=mmap,--wrap=munmap
+.PHONY: fuzz fuzz-targets
+fuzz:
+	@CC="$(CC)" CXX="$(CXX)" BUILD=$(BUILD) FUZZ_CXX="$(FUZZ_CXX)" test/fuzz/run.sh
+fuzz-targets:
+	@echo $(FUZZ_TARGETS:fuzz_%=%)
+
+$(BUILD)/fuzz/%.o: test/fuzz/%.c $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,cc,$<)
+	$(Q)$(FUZZ_CC) -std=gnu11 $(FUZZ_FLAGS) -c -o $@ $<
+
+$(BUILD)/fuzz/%.o: test/fuzz/%.cpp $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,c++,$<)
+	$(Q)$(FUZZ_CXX) -std=c++17 $(FUZZ_FLAGS) -c -o $@ $<
+
+$(BUILD)/fuzz/%.o: llmc/%.cpp $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,c++,$<)
+	$(Q)$(FUZZ_CXX) -std=c++17 $(FUZZ_FLAGS) -c -o $@ $<
+
+$(BUILD)/fuzz/operators.a: $(OPS)
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(Q)ar rcs $@ $^
+
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/fuzz/tokenizer.o $(BUILD)/fuzz/operators.a
+	$(Q)$(FUZZ_CXX) $(FUZZ_SANITIZE) -fsanitize=fuzzer $(FUZZ_WRAP) -o $@ $^ $(LDLIBS:-fopenmp=-lgomp)
+
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
 	@$(call say,cc,$<)
 	$(Q)$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
 
-.PRECIOUS: $(BUILD)/%.o
+.PRECIOUS: $(BUILD)/%.o $(BUILD)/fuzz/%.o
 
 ifeq ($(EMULATOR),yes)
 include test/emu/rules.mk

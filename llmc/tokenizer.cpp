@@ -10,12 +10,16 @@ model file. Words then are encoded one at a time and their ids kept in a cache p
 #include "tokenizer.h"
 
 #include <atomic>
+#include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #ifdef HAVE_SENTENCEPIECE
 #include <sentencepiece_processor.h>
+
+#include "charsmap.h"
 #endif
 
 enum { BYTES_BOS = 256, BYTES_EOS = 257, BYTES_VOCAB = 258 };
@@ -112,7 +116,7 @@ struct Message {
 static const char SPACE_PIECE[] = "\xE2\x96\x81";  // U+2581, what SentencePiece writes for a space
 
 // Field numbers and values of sentencepiece_model.proto.
-enum { MODEL_PIECES = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3 };
+enum { MODEL_PIECES = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3, MODEL_DENORMALIZER = 5 };
 enum { PIECE_TEXT = 1, PIECE_TYPE = 3, TYPE_NORMAL = 1, TYPE_USER_DEFINED = 4, TYPE_UNUSED = 5, TYPE_BYTE = 6 };
 enum { TRAINER_MODEL_TYPE = 3, TRAINER_SPACE_AS_SUFFIX = 24, MODEL_TYPE_BPE = 2 };
 enum { NORMALIZER_CHARSMAP = 2, NORMALIZER_DUMMY_PREFIX = 3, NORMALIZER_TRIM = 4, NORMALIZER_ESCAPE = 5 };
@@ -128,24 +132,29 @@ static bool user_piece_reaches_over(std::string_view piece) {
     return piece.find(SPACE_PIECE) != piece.npos || piece.find_first_of(" \n") != piece.npos;
 }
 
-// Whether encoding words one by one gives the ids of the whole text; *valid is false when this is no model at all.
+// Whether encoding words one by one gives the ids of the whole text; *valid is false when this is no model at all, or
+// one whose tables would lead the library out of its memory.
 // Byte pieces are required: without them neighbouring unknown characters become one id, across words.
 static bool splits_at_words(std::string_view model, bool* valid) {
     bool bpe = false, suffix = false, charsmap = false, prefix = true, trim = true, escape = true, reaches = false;
+    bool inside = true;
     size_t pieces = 0, bytes = 0;
     Message m(model);
     while (m.next()) {
         Message part(m.data);
         std::string_view text;
         uint64_t type = TYPE_NORMAL;
-        while (m.field <= MODEL_NORMALIZER && part.next()) {
+        while ((m.field <= MODEL_NORMALIZER || m.field == MODEL_DENORMALIZER) && part.next()) {
+            if (m.field >= MODEL_NORMALIZER && part.field == NORMALIZER_CHARSMAP && !part.data.empty()) {
+                inside = inside && charsmap_is_valid(part.data);
+            }
             if (m.field == MODEL_PIECES) {
                 if (part.field == PIECE_TEXT) { text = part.data; }
                 if (part.field == PIECE_TYPE) { type = part.number; }
             } else if (m.field == MODEL_TRAINER) {
                 if (part.field == TRAINER_MODEL_TYPE) { bpe = part.number == MODEL_TYPE_BPE; }
                 if (part.field == TRAINER_SPACE_AS_SUFFIX) { suffix = part.number != 0; }
-            } else {
+            } else if (m.field == MODEL_NORMALIZER) {
                 if (part.field == NORMALIZER_CHARSMAP) { charsmap = !part.data.empty(); }
                 if (part.field == NORMALIZER_DUMMY_PREFIX) { prefix = part.number != 0; }
                 if (part.field == NORMALIZER_TRIM) { trim = part.number != 0; }
@@ -159,7 +168,7 @@ static bool splits_at_words(std::string_view model, bool* valid) {
         if (type == TYPE_USER_DEFINED) { reaches = reaches || user_piece_reaches_over(text); }
         if (type == TYPE_NORMAL || type == TYPE_UNUSED) { reaches = reaches || piece_reaches_over(text); }
     }
-    *valid = m.ok && pieces > 0;
+    *valid = m.ok && pieces > 0 && inside;
     return *valid && bpe && bytes == 256 && prefix && escape && !suffix && !charsmap && !trim && !reaches;
 }
 
@@ -179,10 +188,22 @@ static std::string read_model(const char* path) {
 // ----------------------------------------------------------------------------
 // encoding
 
+// Calls the library, whose exceptions are errors of the model or of memory.
+template <class Call>
+static void call_library(const char* path, const char* task, Call call) {
+    std::string error;
+    try {
+        auto status = call();
+        if (status.ok()) { return; }
+        error = status.ToString();
+    } catch (const std::exception& e) { error = e.what(); }
+    fatal("%s: SentencePiece cannot %s: %s; get another model with dataset/get_tokenizer.sh, or use 'bytes'", path,
+          task, error.c_str());
+}
+
 static std::vector<int> encode_library(const Tokenizer* t, std::string_view text) {
     std::vector<int> ids;
-    auto status = t->processor.Encode(std::string(text), &ids);
-    if (!status.ok()) { fatal("%s: SentencePiece cannot encode: %s", t->name.c_str(), status.ToString().c_str()); }
+    call_library(t->name.c_str(), "encode", [&] { return t->processor.Encode(std::string(text), &ids); });
     return ids;
 }
 
@@ -274,11 +295,13 @@ static Tokenizer* open_model(const char* path) {
     std::string model = read_model(path);
     bool valid = false;
     bool by_word = splits_at_words(model, &valid);
-    Tokenizer* t = new Tokenizer();
-    if (!valid || !t->processor.LoadFromSerializedProto(model).ok()) {
+    std::unique_ptr<Tokenizer> t(new Tokenizer());
+    t->name = path;
+    if (!valid) {
         fatal("%s: %zu bytes that are no SentencePiece model; get one with dataset/get_tokenizer.sh, or use 'bytes'",
               path, model.size());
     }
+    call_library(path, "read this model", [&] { return t->processor.LoadFromSerializedProto(model); });
     t->serial = ++opened;
     t->bytes = false;
     t->bos = t->processor.bos_id(), t->eos = t->processor.eos_id();
@@ -291,19 +314,18 @@ static Tokenizer* open_model(const char* path) {
         t->pieces.push_back(t->processor.IdToPiece(i));
         t->control.push_back(t->processor.IsControl(i));
     }
-    std::vector<int> ids = encode_library(t, "\n");
+    std::vector<int> ids = encode_library(t.get(), "\n");
     t->by_word = by_word && ids.size() >= 2;
     if (t->by_word) {
         t->space_ids.assign(ids.begin(), ids.end() - 1);
         t->newline_ids.assign(ids.end() - 1, ids.end());
     }
-    return t;
+    return t.release();
 }
 
 static std::string decode_library(const Tokenizer* t, const std::vector<int>& ids) {
     std::string text;
-    auto status = t->processor.Decode(ids, &text);
-    if (!status.ok()) { fatal("%s: SentencePiece cannot decode: %s", t->name.c_str(), status.ToString().c_str()); }
+    call_library(t->name.c_str(), "decode", [&] { return t->processor.Decode(ids, &text); });
     return text;
 }
 #else

@@ -1,0 +1,138 @@
+/*
+args.json and results.json of a run folder. Input: which of them, then the file. Arguments are read as a resumed run and
+as evaluate read them, up to the plan of the model's memory; results as evaluate reads and merges them.
+*/
+#include "fuzz.h"
+
+#include "../../llmc/evaluate_args.h"
+#include "../../llmc/model.h"
+#include "../../llmc/model_args.h"
+#include "../../llmc/results.h"
+#include "../../llmc/train_args.h"
+
+enum { RESULTS = 1, RESUME = 2 };
+
+static void read_arguments(const char* path, bool resume) {
+    cJSON* json = read_json(path);
+    const cJSON *args = cJSON_GetObjectItemCaseSensitive(json, "args"),
+                *model = cJSON_GetObjectItemCaseSensitive(json, "model_args");
+    if (resume) {
+        TrainArgs train = {0};
+        Options options = train_options(&train);
+        options_from_json(&options, args, path);
+        options_check(&options);
+        ModelConfig config = train_model_config(&train, 258, 256);
+        cJSON* asked = model_args_json(&config, 1, 1);
+        model_args_check_same(model, asked, path);
+        cJSON_Delete(asked);
+        options_free(&options);
+    } else {
+        const char* encoding = model_arg_text(args, "position_encoding", "bam");
+        ModelConfig config = model_config_from_json(model, encoding, 256, path);
+        cJSON* again = model_args_json(&config, 1, 1);
+        model_args_check_same(again, again, path);
+        cJSON_Delete(again);
+        Model planned;
+        const ModelPlan plan = {MODE_INFERENCE, 1, 16, 1, 64, 0, 1};
+        ModelMemory memory = model_plan(&planned, &config, &plan);
+        if (model_memory_total(&memory) < memory.parameters) { abort(); }
+        free(planned.tensors);
+        free(planned.segments);
+    }
+    cJSON_Delete(json);
+}
+
+static void read_results(const char* path) {
+    cJSON *root = results_open(path), *of = cJSON_CreateObject();
+    cJSON_AddStringToObject(of, "step", "12");
+    char* key = results_passkey_key("equidistant", 2, 5, 0);
+    bool replaced;
+    cJSON* entry = results_passkey(root, key, of, &replaced);
+    for (size_t length = 64; length <= 256; length += 96) {
+        int place, found = results_find_length(entry, length, &place);
+        if (found >= 0) {
+            results_accuracy(entry, "accs", found);
+            results_accuracy(entry, "natural", found);
+        }
+    }
+    const double depths[] = {0, 1};
+    const int hits[] = {1, 0};
+    PasskeyResult result = {160, 2, 0.5, 0.5, 1, depths, hits};
+    results_put_length(entry, &result);
+    int place;
+    if (!results_passkey_is_whole(entry) || results_find_length(entry, 160, &place) < 0) { abort(); }
+    cJSON* perplexity = cJSON_CreateObject();
+    cJSON_AddNumberToObject(perplexity, "window_size", 16);
+    cJSON_AddStringToObject(perplexity, "dataset_dir", "data/a");
+    int before = results_find_perplexity(root, perplexity);
+    if (before >= 0) { results_perplexity_is_whole(cJSON_GetArrayItem(results_array(root, "perplexity"), before)); }
+    results_put_perplexity(root, perplexity);
+    if (results_find_perplexity(root, perplexity) < 0) { abort(); }
+    char* printed = cJSON_Print(root);
+    cJSON* again = cJSON_Parse(printed);
+    if (!again) { abort(); }
+    cJSON_free(printed);
+    cJSON_Delete(again);
+    cJSON_Delete(root);
+    cJSON_Delete(of);
+    free(key);
+}
+
+static void fuzz_one(const uint8_t* data, size_t size) {
+    uint8_t choice = fuzz_take(&data, &size);
+    const char* path = fuzz_file(data, size);
+    if (choice & RESULTS) {
+        read_results(path);
+    } else {
+        read_arguments(path, choice & RESUME);
+    }
+}
+
+static void seed_arguments(const char* encoding) {
+    TrainArgs train = {0};
+    Options options = train_options(&train);
+    char* argv[] = {"fuzz",
+                    "--num_iterations",
+                    "5",
+                    "--tokens_per_step",
+                    "64",
+                    "--model_size",
+                    "l2",
+                    "--batch_size",
+                    "2",
+                    "--sequence_length",
+                    "32",
+                    "--position_encoding",
+                    (char*)(uintptr_t)encoding,
+                    NULL};
+    options_parse(&options, sizeof argv / sizeof *argv - 1, argv);
+    ModelConfig config = train_model_config(&train, 258, 256);
+    cJSON* json = cJSON_CreateObject();
+    cJSON_AddItemToObject(json, "args", options_to_json(&options));
+    cJSON_AddItemToObject(json, "model_args", model_args_json(&config, 2, 32));
+    char* printed = cJSON_PrintUnformatted(json);
+    fuzz_seed_text(0, printed);
+    fuzz_seed_text(RESUME, printed);
+    cJSON_free(printed);
+    cJSON* model = cJSON_CreateObject();  // the model alone, where changes of a few bytes matter more
+    cJSON_AddItemToObject(model, "model_args", model_args_json(&config, 2, 32));
+    printed = cJSON_PrintUnformatted(model);
+    fuzz_seed_text(0, printed);
+    cJSON_free(printed);
+    cJSON_Delete(model);
+    cJSON_Delete(json);
+    options_free(&options);
+}
+
+static void fuzz_seeds(void) {
+    static const char* const encodings[] = {"nope", "sinusoidal", "rotary_ssmax", "alibi", "bam_ssmax"};
+    for (size_t i = 0; i < sizeof encodings / sizeof *encodings; i++) { seed_arguments(encodings[i]); }
+    fuzz_seed_text(RESULTS, "{}");
+    fuzz_seed_text(RESULTS, "{\"passkey\":null,\"perplexity\":[{\"window_size\":16,\"dataset_dir\":\"data/a\"}]}");
+    fuzz_seed_text(
+        RESULTS,
+        "{\"passkey\":{\"('equidistant', 2, 5, 0)\":{\"seq_lens\":[64,256],\"accs\":[1,0],\"greedy\":[1,0],"
+        "\"natural\":[1,0.5],\"depths\":[[0,1],[0,1]],\"hits\":[[1,1],[0,0]],\"of\":{\"step\":\"12\"}}},"
+        "\"perplexity\":[{\"window_size\":16,\"seq_len\":64,\"ntokens\":9,\"dataset_dir\":\"data/a\",\"mean\":"
+        "7.5,\"perplexity\":[7,8],\"positions\":[16,32],\"standard_error\":[0.1,null]}]}");
+}
