@@ -149,6 +149,7 @@ static void test_refusals(void** state) {
     char folder[64];
     scratch_folder(folder);
     char *missing = text("%s/none.model", folder), *garbage = text("%s/garbage", folder);
+    char* no_text = text("%s/notext", folder);  // a piece without text: the library throws
     char *empty = text("%s/empty", folder), *no_bos = text("%s/nobos", folder), *cut = text("%s/cut", folder);
     FILE* f = fopen(garbage, "wb");
     for (int i = 0; i < 5000; i++) { fputc(i * 7 % 251, f); }
@@ -158,6 +159,9 @@ static void test_refusals(void** state) {
     model_create(no_bos, &recipe);
     recipe.bos = true;
     model_create(cut, &recipe);
+    static const char* const nothing[] = {"a", "", NULL};
+    recipe.pieces = nothing, recipe.type = MODEL_UNIGRAM;
+    model_create(no_text, &recipe);
     struct stat info;
     assert_int_equal(stat(cut, &info), 0);
     assert_int_equal(truncate(cut, info.st_size - 3), 0);
@@ -171,17 +175,89 @@ static void test_refusals(void** state) {
         {empty, {empty, "0 bytes", "no SentencePiece model"}},
         {cut, {cut, "no SentencePiece model"}},
         {no_bos, {no_bos, "no BOS id"}},
+        {no_text, {no_text, "cannot read this model"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         OpenCase c = {cases[i].path};
         expect_fatal(open_it, &c, cases[i].words);
     }
-    char* all[] = {missing, garbage, empty, no_bos, cut};
-    for (size_t i = 0; i < 5; i++) {
+    char* all[] = {missing, garbage, empty, no_bos, cut, no_text};
+    for (size_t i = 0; i < 6; i++) {
         unlink(all[i]);
         free(all[i]);
     }
     rmdir(folder);
+}
+
+// ----------------------------------------------------------------------------
+// normalisation tables (llmc/charsmap.h)
+
+enum { TRIE_UNITS = 256, CHARSMAP_BYTES = 4 + 4 * TRIE_UNITS + 4 };
+
+// Adds to a model a table that reads x for c; a unit of the trie becomes value where index >= 0.
+static void add_charsmap(const char* path, uint32_t trie_bytes, int index, uint32_t value, const char replacements[4]) {
+    uint32_t units[TRIE_UNITS];
+    for (size_t i = 0; i < TRIE_UNITS; i++) { units[i] = 1u << 31; }
+    units[0] = 1 << 10;                                      // its children are at 1 ^ c
+    units[1 ^ 'c'] = 'c' | 1 << 8 | (0x80 ^ 1 ^ 'c') << 10;  // its leaf is at 0x80
+    units[0x80] = 1u << 31 | 2;                              // where x is
+    if (index >= 0) { units[index] = value; }
+    FILE* f = fopen(path, "ab");
+    ModelMessage head = {{0}, 0};
+    model_varint(&head, 3 << 3 | 2);
+    model_varint(&head, CHARSMAP_BYTES + 3);
+    model_varint(&head, 2 << 3 | 2);
+    model_varint(&head, CHARSMAP_BYTES);
+    fwrite(head.bytes, 1, head.size, f);
+    fwrite(&trie_bytes, 4, 1, f);
+    fwrite(units, 4, TRIE_UNITS, f);
+    fwrite(replacements, 1, 4, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+// The library follows the table without checks.
+static void test_charsmap(void** state) {
+    (void)state;
+    const struct {
+        uint32_t trie_bytes;
+        int index;
+        uint32_t value;
+        const char replacements[5];
+    } damaged[] = {
+        {0, -1, 0, "y\0x"},
+        {4, -1, 0, "y\0x"},
+        {4 * TRIE_UNITS + 1, -1, 0, "y\0x"},
+        {4 * TRIE_UNITS + 4, -1, 0, "y\0x"},
+        {UINT32_MAX, -1, 0, "y\0x"},
+        {4 * TRIE_UNITS, 0, 1 << 30, "y\0x"},
+        {4 * TRIE_UNITS, 1 ^ 'c', 'c' | 1 << 8 | 1 << 9 | 1 << 10, "y\0x"},
+        {4 * TRIE_UNITS, 0x80, 1u << 31 | 4, "y\0x"},
+        {4 * TRIE_UNITS, -1, 0, "y\0xx"},
+    };
+    char folder[64];
+    scratch_folder(folder);
+    char* path = text("%s/model", folder);
+    static const char* const pieces[] = {"x", "c", SP, NULL};
+    ModelRecipe recipe = {pieces, NULL, 0, MODEL_BPE, true, true, true, false};
+    model_create(path, &recipe);
+    add_charsmap(path, 4 * TRIE_UNITS, -1, 0, "y\0x");
+    Tokenizer* t = tokenizer_open(path);
+    TokenList ids = {0};
+    tokenizer_encode(t, "c", 1, &ids);
+    assert_int_equal(ids.count, 2);
+    assert_string_equal(tokenizer_piece(t, ids.ids[1]), "x");
+    free(ids.ids);
+    tokenizer_close(t);
+    for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+        model_create(path, &recipe);
+        add_charsmap(path, damaged[i].trie_bytes, damaged[i].index, damaged[i].value, damaged[i].replacements);
+        const char* words[] = {path, "no SentencePiece model", NULL};
+        OpenCase c = {path};
+        expect_fatal(open_it, &c, words);
+    }
+    unlink(path);
+    rmdir(folder);
+    free(path);
 }
 
 // ----------------------------------------------------------------------------
@@ -380,6 +456,7 @@ int main(void) {
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_words_equal_whole),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_charsmap),
         cmocka_unit_test_setup_teardown(test_mistral_facts, open_mistral, close_mistral),
         cmocka_unit_test_setup_teardown(test_mistral_golden, open_mistral, close_mistral),
         cmocka_unit_test_setup_teardown(test_mistral_decode, open_mistral, close_mistral),

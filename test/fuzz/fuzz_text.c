@@ -7,7 +7,7 @@ blocks, the documents must be those that one walk over the whole text finds.
 #include "../../dataset/text_reader.h"
 
 enum { JSONL = 1, SEPARATOR = 2, FAR = 0xF0 };  // FAR, all of it: a block of the reader ends within the text, slow
-enum { HASHED = 8192 };                        // bytes at the end of a document
+enum { HASHED = 8192 };                         // bytes at the end of a document
 
 static DocumentRules rules;
 
