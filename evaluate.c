@@ -198,7 +198,7 @@ static void plan_perplexity(Evaluation* e) {
 static void plan_score(Evaluation* e) {
     if (!e->args.score) { return; }
     ExpectedTokens expected = {e->run.config.V, e->run.tokenizer_hash, e->args.log_dir};
-    e->input = score_read(e->args.score, e->tokenizer, &expected);
+    e->input = score_read(e->args.score, &e->args.text, e->tokenizer, &expected);
 }
 
 // The longest sequence that will be read.

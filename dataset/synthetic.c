@@ -15,7 +15,7 @@ it is. Any other --out is a folder of token shards, like those of dataset/prepar
 #include "../llmc/options.h"
 #include "../llmc/output_file.h"
 #include "../llmc/tokenizer.h"
-#include "passkey_text.h"
+#include "../llmc/passkey_text.h"
 #include "shard_writer.h"
 
 typedef enum { PASSKEY, REPEAT, COPY, KINDS } Kind;

@@ -52,8 +52,8 @@ static inline ShardInfo shard_header_read(const char* path, const int32_t words[
     }
     bool narrow = words[0] == SHARD_MAGIC_U16, wide = words[0] == SHARD_MAGIC_U32;
     if (!narrow && !wide) {
-        fatal("%s: magic %d, expected %d (uint16 tokens) or %d (uint32 tokens); %s", path, words[0], SHARD_MAGIC_U16,
-              SHARD_MAGIC_U32, make);
+        fatal("%s: magic %d, expected %d (uint16 tokens) or %d (uint32 tokens); %s, or move it away if it is no shard",
+              path, words[0], SHARD_MAGIC_U16, SHARD_MAGIC_U32, make);
     }
     int version = narrow ? SHARD_VERSION_U16 : SHARD_VERSION_U32;
     if (words[1] != version) {

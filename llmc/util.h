@@ -134,6 +134,11 @@ __attribute__((format(printf, 1, 2))) static inline char* text(const char* forma
     return s;
 }
 
+static inline bool ends_with(const char* s, const char* suffix) {
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
+}
+
 // "1h02m", "3m20s" or "12s", for time left and time taken; buffer of at least 16 bytes, returned.
 static inline const char* format_duration(char buffer[16], double seconds) {
     unsigned s = seconds > 0 && seconds < 3.6e8 ? (unsigned)(seconds + 0.5) : 0;
