@@ -127,6 +127,19 @@ static void seed_arguments(const char* encoding) {
 static void fuzz_seeds(void) {
     static const char* const encodings[] = {"nope", "sinusoidal", "rotary_ssmax", "alibi", "bam_ssmax"};
     for (size_t i = 0; i < sizeof encodings / sizeof *encodings; i++) { seed_arguments(encodings[i]); }
+    static const char* const sizes[] = {
+        // that no memory holds, and whose products overflow
+        "\"dim\":8,\"n_layers\":1e12,\"n_heads\":1,\"vocab_size\":2",
+        "\"dim\":1e12,\"n_layers\":1,\"n_heads\":1e11,\"vocab_size\":2147483648",
+        "\"dim\":8,\"n_layers\":1,\"n_heads\":1,\"vocab_size\":2147483648,\"ffn_dim_multiplier\":1e5",
+        "\"dim\":65536,\"n_layers\":1000,\"n_heads\":1024,\"vocab_size\":2147483648,\"ffn_dim_multiplier\":16",
+        "\"dim\":8,\"n_layers\":-1,\"n_heads\":1.5,\"vocab_size\":0,\"ffn_dim_multiplier\":1e999",
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char* json = text("{\"model_args\":{%s}}", sizes[i]);
+        fuzz_seed_text(0, json);
+        free(json);
+    }
     fuzz_seed_text(RESULTS, "{}");
     fuzz_seed_text(RESULTS, "{\"passkey\":null,\"perplexity\":[{\"window_size\":16,\"dataset_dir\":\"data/a\"}]}");
     fuzz_seed_text(
