@@ -9,12 +9,14 @@ interrupted goes on where it was. No mathematics: that is in llmc/model.h and th
 
 #include "llmc/checkpoint.h"
 #include "llmc/evaluate_args.h"
+#include "llmc/host_limits.h"
 #include "llmc/perplexity.h"
 #include "llmc/prefill.h"
 #include "llmc/progress.h"
 #include "llmc/results.h"
 #include "llmc/score.h"
 #include "llmc/signals.h"
+#include "llmc/startup.h"
 
 enum { DEPTH_COLUMNS = 10, SAVE_SECONDS = 10, WINDOW_LINES = 32 };
 
@@ -225,6 +227,7 @@ static void print_header(const Evaluation* e, const ModelMemory* m, size_t cache
            format_bytes(other, m->tables + m->workspace));
     backend_describe(device, sizeof device);
     printf("device   %s\n", device);
+    if (limits_describe(device, sizeof device, "")) { printf("limits   %s\n", device); }
     if (e->perplexity_wanted) {
         printf("articles %zu of %s x %zu tokens; %s\n", e->perplexity.count, e->args.perplexity_dataset,
                e->perplexity.settings.seq_len, perplexity_bos_policy(&e->perplexity.settings));
@@ -531,6 +534,7 @@ static void read_arguments(Evaluation* e, int argc, char** argv) {
     e->options = evaluate_options(&e->args);
     options_parse(&e->options, argc, argv);
     options_check(&e->options);
+    options_check_text(&e->options, "perplexity_dataset");
     evaluate_check(&e->args);
 }
 
@@ -568,9 +572,12 @@ static void release(Evaluation* e) {
 int main(int argc, char** argv) {
     static Evaluation evaluation;
     Evaluation* e = &evaluation;
+    startup_streams();
+    startup_choose_waiting(argv);
     signals_to_own_thread();
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     read_arguments(e, argc, argv);
+    signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the results go on, the end tells
     backend_init(e->args.device, e->args.dtype);
     open_run(e);
     open_tokenizer(e);

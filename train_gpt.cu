@@ -5,16 +5,22 @@ operators. This is the CUDA translation unit; it also builds for the CPU with `c
 On several ranks every rank runs this program on its share of each batch. Rank 0 alone writes files and prints; what
 decides about the next step (loss, norm, signals) is agreed first, so that all ranks always do the same.
 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE  // sched_getaffinity
+#endif
+
 #include <sys/file.h>
 
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
 #include "llmc/generate.h"
+#include "llmc/host_limits.h"
 #include "llmc/logger.h"
 #include "llmc/model.h"
 #include "llmc/model_args.h"
 #include "llmc/model_dist.h"
 #include "llmc/ranks.h"
+#include "llmc/startup.h"
 #include "llmc/stop.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
@@ -71,6 +77,7 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         free(path);
     }
     options_check(&t->options);
+    options_check_text(&t->options, NULL);
     if (a->reset_steps && !a->checkpoint) { fatal("--reset_steps needs --checkpoint, the run to go on from"); }
     if (a->checkpoint && a->init_from) {
         fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");
@@ -162,6 +169,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
     print_ranks(t);
     backend_describe(device, sizeof device);
     printf("device   %s\n", device);
+    if (limits_describe(device, sizeof device, "")) { printf("limits   %s\n", device); }
     fflush(stdout);
 }
 
@@ -545,10 +553,13 @@ static void train(Trainer* t) {
 int main(int argc, char** argv) {
     static Trainer trainer;
     Trainer* t = &trainer;
+    startup_streams();
+    startup_choose_waiting(argv);
     signals_to_own_thread();
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
+    signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the run goes on, its end tells
     choose_attention(&t->args);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);

@@ -4,6 +4,7 @@ first documents, and refuses token ids outside the vocabulary. Reads llm.c's sha
 */
 #include "../llmc/options.h"
 #include "../llmc/shard.h"
+#include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
 
 enum { CHUNK_TOKENS = 1 << 18, SHOWN_TOKENS = 200 };
@@ -213,6 +214,7 @@ static Arguments parse_arguments(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    startup_streams();
     Arguments a = parse_arguments(argc, argv);
     Shard s = open_shard(a.file);
     print_header(&s);

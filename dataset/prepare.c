@@ -6,10 +6,11 @@ into tokens. Blocks live in a ring, so memory stays bounded: a few blocks a thre
 a block. The shards do not depend on the number of threads.
 */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <signal.h>
 
+#include "../llmc/host_limits.h"
 #include "../llmc/options.h"
+#include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
 #include "../llmc/text_tally.h"
 #include "shard_writer.h"
@@ -182,12 +183,6 @@ static void* worker_thread(void* argument) {
 // ----------------------------------------------------------------------------
 // the run
 
-// How many cores this process may use.
-static size_t available_cores(void) {
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? (size_t)CPU_COUNT(&cores) : 1;
-}
-
 // Waits for the workers and writes what they made of the oldest block; its memory is free for the next one.
 static void write_block(Pipeline* p, Block* b, TextTally* tally) {
     pthread_mutex_lock(&p->lock);
@@ -303,11 +298,12 @@ static Arguments parse_arguments(int argc, char** argv) {
     options_free(&options);
     a.input = inputs;
     if (a.input.count == 0) { fatal("no input; name one or more files, or - for standard input, see --help"); }
-    if (a.threads == 0) { a.threads = available_cores(); }
+    if (a.threads == 0) { a.threads = limits_threads(limits_read("").cpus, 1, limits_cores()); }
     return a;
 }
 
 int main(int argc, char** argv) {
+    startup_streams();
     Arguments a = parse_arguments(argc, argv);
     size_t total_bytes;
     Input* inputs = text_inputs_find(a.input.items, a.input.count, &a.text, &total_bytes);

@@ -11,15 +11,12 @@ model file. Words then are encoded one at a time and their ids kept in a cache p
 
 #include <atomic>
 #include <exception>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #ifdef HAVE_SENTENCEPIECE
 #include <sentencepiece_processor.h>
-
-#include "charsmap.h"
 #endif
 
 enum { BYTES_BOS = 256, BYTES_EOS = 257, BYTES_VOCAB = 258 };
@@ -132,29 +129,63 @@ static bool user_piece_reaches_over(std::string_view piece) {
     return piece.find(SPACE_PIECE) != piece.npos || piece.find_first_of(" \n") != piece.npos;
 }
 
-// Whether encoding words one by one gives the ids of the whole text; *valid is false when this is no model at all, or
-// one whose tables would lead the library out of its memory.
+/*
+The library follows the normaliser's table without looking where it leads, so a damaged one must not reach it: the size
+of a double-array trie (Darts-clone), the trie, and the texts that its leaves point to. A unit of the trie has its label
+in bits 0 to 7, whether it has a leaf in bit 8, and in the others how to get from its place to those of its children.
+*/
+static bool charsmap_is_whole(std::string_view map) {
+    if (map.empty()) { return true; }
+    uint32_t bytes = 0;
+    if (map.size() <= sizeof bytes) { return false; }
+    memcpy(&bytes, map.data(), sizeof bytes);
+    map.remove_prefix(sizeof bytes);
+    if (bytes >= map.size() || bytes < sizeof(uint32_t) || bytes % sizeof(uint32_t) != 0) { return false; }
+    std::vector<uint32_t> units(bytes / sizeof(uint32_t));
+    memcpy(units.data(), map.data(), bytes);
+    const size_t texts = map.size() - bytes;
+    std::vector<bool> seen(units.size());
+    std::vector<size_t> waiting(1, 0);
+    seen[0] = true;
+    while (!waiting.empty()) {
+        size_t place = waiting.back();
+        waiting.pop_back();
+        const uint32_t unit = units[place];
+        const size_t children = place ^ ((size_t)(unit >> 10) << ((unit & 512) >> 6));
+        if ((children | 255) >= units.size()) { return false; }
+        if ((unit & 256) && (units[children] & 0x7fffffffu) >= texts) { return false; }
+        for (uint32_t label = 0; label < 256; label++) {  // text may hold zero bytes
+            const size_t child = children ^ label;
+            if ((units[child] & 0x800000ffu) != label || seen[child]) { continue; }
+            seen[child] = true;
+            waiting.push_back(child);
+        }
+    }
+    return true;
+}
+
+// Whether encoding words one by one gives the ids of the whole text; *valid is false when this is no model at all.
 // Byte pieces are required: without them neighbouring unknown characters become one id, across words.
 static bool splits_at_words(std::string_view model, bool* valid) {
     bool bpe = false, suffix = false, charsmap = false, prefix = true, trim = true, escape = true, reaches = false;
-    bool inside = true;
+    bool whole = true;
     size_t pieces = 0, bytes = 0;
     Message m(model);
     while (m.next()) {
         Message part(m.data);
         std::string_view text;
         uint64_t type = TYPE_NORMAL;
-        while ((m.field <= MODEL_NORMALIZER || m.field == MODEL_DENORMALIZER) && part.next()) {
-            if (m.field >= MODEL_NORMALIZER && part.field == NORMALIZER_CHARSMAP && !part.data.empty()) {
-                inside = inside && charsmap_is_valid(part.data);
-            }
+        bool known = m.field <= MODEL_NORMALIZER || m.field == MODEL_DENORMALIZER;
+        while (known && part.next()) {
             if (m.field == MODEL_PIECES) {
                 if (part.field == PIECE_TEXT) { text = part.data; }
                 if (part.field == PIECE_TYPE) { type = part.number; }
             } else if (m.field == MODEL_TRAINER) {
                 if (part.field == TRAINER_MODEL_TYPE) { bpe = part.number == MODEL_TYPE_BPE; }
                 if (part.field == TRAINER_SPACE_AS_SUFFIX) { suffix = part.number != 0; }
-            } else if (m.field == MODEL_NORMALIZER) {
+            } else {
+                if (part.field == NORMALIZER_CHARSMAP) { whole = whole && charsmap_is_whole(part.data); }
+                if (m.field == MODEL_DENORMALIZER) { continue; }
                 if (part.field == NORMALIZER_CHARSMAP) { charsmap = !part.data.empty(); }
                 if (part.field == NORMALIZER_DUMMY_PREFIX) { prefix = part.number != 0; }
                 if (part.field == NORMALIZER_TRIM) { trim = part.number != 0; }
@@ -168,16 +199,40 @@ static bool splits_at_words(std::string_view model, bool* valid) {
         if (type == TYPE_USER_DEFINED) { reaches = reaches || user_piece_reaches_over(text); }
         if (type == TYPE_NORMAL || type == TYPE_UNUSED) { reaches = reaches || piece_reaches_over(text); }
     }
-    *valid = m.ok && pieces > 0 && inside;
+    *valid = m.ok && whole && pieces > 0;
     return *valid && bpe && bytes == 256 && prefix && escape && !suffix && !charsmap && !trim && !reaches;
 }
+
+// Calls into the library, which throws std::bad_alloc at some damaged models: what it throws is an error like others.
+template <typename Call>
+static auto guarded(const char* name, const char* task, Call call) -> decltype(call()) {
+    try {
+        return call();
+    } catch (const std::exception& e) {
+        fatal("%s: SentencePiece cannot %s: %s; if the model is damaged, get it again with dataset/get_tokenizer.sh",
+              name, task, e.what());
+    } catch (...) {
+        fatal("%s: SentencePiece cannot %s; if the model is damaged, get it again with dataset/get_tokenizer.sh", name,
+              task);
+    }
+}
+
+enum { MOST_MODEL_BYTES = 1 << 28 };  // 50 times the largest vocabularies in use
 
 static std::string read_model(const char* path) {
     FILE* file = fopen(path, "rb");
     if (!file) { fatal("%s: %s; get a model with dataset/get_tokenizer.sh, or use 'bytes'", path, strerror(errno)); }
     std::string model;
     char block[65536];
-    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) { model.append(block, n); }
+    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) {
+        model.append(block, n);
+        if (model.size() > MOST_MODEL_BYTES) {
+            fatal(
+                "%s: more than %d bytes, too many for a SentencePiece model; get one with dataset/get_tokenizer.sh, or "
+                "use 'bytes'",
+                path, MOST_MODEL_BYTES);
+        }
+    }
     if (ferror(file)) {
         fatal("%s: %s; get a model with dataset/get_tokenizer.sh, or use 'bytes'", path, strerror(errno));
     }
@@ -188,22 +243,10 @@ static std::string read_model(const char* path) {
 // ----------------------------------------------------------------------------
 // encoding
 
-// Calls the library, whose exceptions are errors of the model or of memory.
-template <class Call>
-static void call_library(const char* path, const char* task, Call call) {
-    std::string error;
-    try {
-        auto status = call();
-        if (status.ok()) { return; }
-        error = status.ToString();
-    } catch (const std::exception& e) { error = e.what(); }
-    fatal("%s: SentencePiece cannot %s: %s; get another model with dataset/get_tokenizer.sh, or use 'bytes'", path,
-          task, error.c_str());
-}
-
 static std::vector<int> encode_library(const Tokenizer* t, std::string_view text) {
     std::vector<int> ids;
-    call_library(t->name.c_str(), "encode", [&] { return t->processor.Encode(std::string(text), &ids); });
+    auto status = guarded(t->name.c_str(), "encode", [&] { return t->processor.Encode(std::string(text), &ids); });
+    if (!status.ok()) { fatal("%s: SentencePiece cannot encode: %s", t->name.c_str(), status.ToString().c_str()); }
     return ids;
 }
 
@@ -295,14 +338,13 @@ static Tokenizer* open_model(const char* path) {
     std::string model = read_model(path);
     bool valid = false;
     bool by_word = splits_at_words(model, &valid);
-    std::unique_ptr<Tokenizer> t(new Tokenizer());
-    t->name = path;
-    if (!valid) {
+    Tokenizer* t = new Tokenizer();
+    if (!valid || !guarded(path, "read it", [&] { return t->processor.LoadFromSerializedProto(model).ok(); })) {
         fatal("%s: %zu bytes that are no SentencePiece model; get one with dataset/get_tokenizer.sh, or use 'bytes'",
               path, model.size());
     }
-    call_library(path, "read this model", [&] { return t->processor.LoadFromSerializedProto(model); });
     t->serial = ++opened;
+    t->name = path;
     t->bytes = false;
     t->bos = t->processor.bos_id(), t->eos = t->processor.eos_id();
     if (t->bos < 0 || t->eos < 0) {
@@ -310,22 +352,25 @@ static Tokenizer* open_model(const char* path) {
               t->bos < 0 ? "BOS" : "EOS");
     }
     t->hash = fnv1a(model);
-    for (int i = 0; i < t->processor.GetPieceSize(); i++) {
-        t->pieces.push_back(t->processor.IdToPiece(i));
-        t->control.push_back(t->processor.IsControl(i));
-    }
-    std::vector<int> ids = encode_library(t.get(), "\n");
+    guarded(path, "list its pieces", [&] {
+        for (int i = 0; i < t->processor.GetPieceSize(); i++) {
+            t->pieces.push_back(t->processor.IdToPiece(i));
+            t->control.push_back(t->processor.IsControl(i));
+        }
+    });
+    std::vector<int> ids = encode_library(t, "\n");
     t->by_word = by_word && ids.size() >= 2;
     if (t->by_word) {
         t->space_ids.assign(ids.begin(), ids.end() - 1);
         t->newline_ids.assign(ids.end() - 1, ids.end());
     }
-    return t.release();
+    return t;
 }
 
 static std::string decode_library(const Tokenizer* t, const std::vector<int>& ids) {
     std::string text;
-    call_library(t->name.c_str(), "decode", [&] { return t->processor.Decode(ids, &text); });
+    auto status = guarded(t->name.c_str(), "decode", [&] { return t->processor.Decode(ids, &text); });
+    if (!status.ok()) { fatal("%s: SentencePiece cannot decode: %s", t->name.c_str(), status.ToString().c_str()); }
     return text;
 }
 #else

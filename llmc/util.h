@@ -26,12 +26,14 @@ for our own bugs only. Compiles as C11 and as C++.
 #endif
 
 // fatal_hook is called before a fatal exit. fatal_report, where there are several processes, says the error in the
-// place of fatal() and ends the others; warnings_off: another process gives the warnings. Weak, so that the
-// translation units of a program share one variable without a source file of its own.
+// place of fatal() and ends the others; fatal_told: an error has been said; warnings_off: another process gives the
+// warnings. Weak, so that the translation units of a program share one variable without a source file of its own.
 EXTERN_C void (*fatal_hook)(void);
 __attribute__((weak)) void (*fatal_hook)(void);
 EXTERN_C void (*fatal_report)(const char* message);
 __attribute__((weak)) void (*fatal_report)(const char* message);
+EXTERN_C bool fatal_told;
+__attribute__((weak)) bool fatal_told;
 EXTERN_C bool warnings_off;
 __attribute__((weak)) bool warnings_off;
 
@@ -58,6 +60,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
         fprintf(stderr, "error: %s\n", message);
     }
     fflush(stderr);
+    fatal_told = true;
     if (fatal_hook) { fatal_hook(); }
     exit(1);
 }

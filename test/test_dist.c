@@ -471,7 +471,8 @@ static void test_launchers(void** state) {
         {"RANK=-1 WORLD_SIZE=2", "RANK=-1|expected a number"},
         {"RANK=0 WORLD_SIZE=2x", "WORLD_SIZE=2x|expected a number"},
         {"WORLD_SIZE=2", "RANK and WORLD_SIZE belong together"},
-        {"RANK=1", "RANK and WORLD_SIZE belong together"},
+        {"RANK=1", "RANK and WORLD_SIZE belong together|WORLD_SIZE is missing or empty"},
+        {"RANK= WORLD_SIZE=2", "RANK and WORLD_SIZE belong together|RANK is missing or empty"},
         {"OMPI_COMM_WORLD_SIZE=many", "OMPI_COMM_WORLD_SIZE=many|expected a number"},
     };
     char* flags = dist_flags("launch", "--dim 24 --n_heads 3 --num_iterations 1");
@@ -485,8 +486,10 @@ static void test_launchers(void** state) {
         free(command);
     }
     // one process is one process, whatever launched it
-    static const char* const single[] = {"RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=1"};
-    for (size_t i = 0; i < 3; i++) {
+    static const char* const single[] = {"RANK=0 WORLD_SIZE=1", "OMPI_COMM_WORLD_SIZE=1", "SLURM_STEP_NUM_TASKS=1",
+                                         "RANK= WORLD_SIZE= LOCAL_RANK= OMP_NUM_THREADS=",
+                                         "OMPI_COMM_WORLD_SIZE= PMI_RANK= PMIX_RANK= SLURM_STEP_NUM_TASKS="};
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
         char* command = text("env %s %s %s", single[i], PROGRAM, flags);
         Run r = start_ranks(command);
         finish_ranks(&r);
