@@ -396,14 +396,12 @@ static inline void checkpoint_load(Model* model, RunState* state, const char* pa
     free(folder);
 }
 
-// The weights of a run's model.safetensors into a model built for inference from the run's args.json.
-static inline void checkpoint_load_weights(Model* model, const char* path) {
-    SafeTensors file = safetensors_open(path);
+// The weights of an open file into a model built for inference.
+static inline void checkpoint_load_weights(Model* model, const SafeTensors* file) {
     for (size_t i = 0; i < model->tensor_count; i++) {
-        checkpoint_read_tensor(&file, model->tensors[i].name, &model->tensors[i], model, NULL);
+        checkpoint_read_tensor(file, model->tensors[i].name, &model->tensors[i], model, NULL);
     }
     model_parameters_changed(model);
-    safetensors_close(&file);
 }
 
 // Weights alone, matched by name, from any safetensors file. What the file lacks is drawn and listed, what the

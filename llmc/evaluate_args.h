@@ -72,10 +72,12 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_BOOL(a->force, "0", "measure again what results.json has"),
     };
-    return options_create("evaluate",
-                          "Measures passkey retrieval and perplexity by position of a trained model, far beyond its "
-                          "training length, and adds them to the run's results.json.",
-                          rows, sizeof rows / sizeof *rows);
+    return options_create(
+        "evaluate",
+        "Measures passkey retrieval and perplexity by position of a trained model, far beyond its "
+        "training length, and adds them to the run's results.json, which other evaluations of the run "
+        "may fill at the same time.",
+        rows, sizeof rows / sizeof *rows);
 }
 
 // The checks that need no files.
