@@ -529,6 +529,16 @@ static inline uint64_t dataloader_hash_batch(const DataLoader* dl) {
     return fnv1a(dl->inputs, (dl->batch_tokens + 1) * sizeof(int32_t));
 }
 
+// The same of a micro-batch of the step that was served last, read again in the place of a validation batch.
+static inline uint64_t dataloader_hash_again(DataLoader* dl, size_t micro) {
+    size_t step = dl->config.overfit_single_batch ? 0 : dl->step_tokens;
+    size_t part = micro * dl->config.world + dl->config.rank;
+    DataFault fault =
+        dataloader_read(dl, dl->val_tokens, (size_t)dataloader_state(dl).position - step + part * dl->batch_tokens);
+    dataloader_report(dl, &fault);
+    return fnv1a(dl->val_tokens, (dl->batch_tokens + 1) * sizeof(int32_t));
+}
+
 static inline void dataloader_close(DataLoader* dl) {
     dataloader_stop(dl);
     pthread_mutex_destroy(&dl->mutex);

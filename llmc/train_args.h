@@ -124,7 +124,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_IGNORED(a->tensorcores, "accepted, changes nothing"),
         OPT_GROUP("Debugging"),
         OPT_BOOL(a->overfit_single_batch, "0", "train on the first batch only"),
-        OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log"),
+        OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log, not only of steps that are skipped"),
         OPT_SIZE(a->debug_nan_step, "0", 0, 1e12,
                  "take the last rank's loss of this step for NaN, counted from 1; 0: never"),
     };

@@ -273,6 +273,36 @@ static void test_resume(void** state) {
     assert_int_equal(count_files(folder), 2);
 }
 
+// Zero bytes, as a power failure leaves them, cost no row but those that they have damaged.
+static void test_zero_bytes(void** state) {
+    (void)state;
+    static const struct {
+        const char *before, *after;  // '@' stands for three zero bytes
+    } cases[] = {
+        {ROW(0, 1) "@" ROW(1, 2) ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
+        {ROW(0, 1) "@\n" ROW(1, 2), ROW(0, 1) ROW(1, 2)},
+        {"@" ROW(0, 1) "@@" ROW(1, 2) "@", ROW(0, 1) ROW(1, 2)},
+        {ROW(0, 1) "1,2,5,1,0.001,1,10@" ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
+        {ROW(0, 1) "1,2,5,@,0.001,1,10\n" ROW(2, 3), ROW(0, 1) ROW(2, 3)},
+        {ROW(10, 1) "@1,2,5,1,0.001,1,10\n" ROW(12, 3), ROW(10, 1) ROW(12, 3)},
+        {ROW(0, 1) "@,5,1,0.001,1,10\n@x\n" ROW(2, 3), ROW(0, 1) ROW(2, 3)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *log = text("%s\n%s", TRAIN_LOG_HEADER, cases[i].before), *zeros = (char*)xcalloc(3 * strlen(log) + 1, 1),
+             *want = text("%s\n%s", TRAIN_LOG_HEADER, cases[i].after);
+        size_t n = 0;
+        for (const char* c = log; *c; c++) {
+            if (*c == '@') { n += 3; }
+            if (*c != '@') { zeros[n++] = *c; }
+        }
+        write_atomically(in_folder("train.log"), zeros, n);
+        RunLogs logs = run_logs_open(folder, 20);
+        run_logs_close(&logs);
+        assert_file_is("train.log", want);
+        free(log), free(zeros), free(want);
+    }
+}
+
 // The clock goes on from the later of both logs; a file cut off within its header begins anew.
 static void test_resume_both_logs(void** state) {
     (void)state;
@@ -422,6 +452,7 @@ int main(void) {
         IN_FOLDER(test_json_files),
         IN_FOLDER(test_log_rows),
         IN_FOLDER(test_resume),
+        IN_FOLDER(test_zero_bytes),
         IN_FOLDER(test_resume_both_logs),
         IN_FOLDER(test_log_refusals),
         cmocka_unit_test(test_progress_lines),

@@ -20,7 +20,7 @@ static void on_signal(int number) {
 
 static void test_own_thread(void** state) {
     (void)state;
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGALRM};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGALRM};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         caught = 0;
         signal(numbers[i], on_signal);
@@ -28,6 +28,23 @@ static void test_own_thread(void** state) {
         for (int wait = 0; wait < 2000 && !caught; wait++) { usleep(1000); }
         assert_int_equal(caught, 1);
         assert_false(pthread_equal(handler_thread, pthread_self()));
+    }
+}
+
+// A signal that asks to stop is taken, but SIGHUP not where it was ignored before.
+static void test_hangup(void** state) {
+    (void)state;
+    void (*const before[])(int) = {SIG_DFL, SIG_IGN};
+    for (size_t i = 0; i < 2; i++) {
+        struct sigaction now;
+        signal(SIGHUP, before[i]);
+        signals_to_stop_by(on_signal);
+        sigaction(SIGHUP, NULL, &now);
+        assert_true(now.sa_handler == (i == 0 ? on_signal : SIG_IGN));
+        sigaction(SIGTERM, NULL, &now);
+        assert_true(now.sa_handler == on_signal);
+        sigaction(SIGPIPE, NULL, &now);
+        assert_true(now.sa_handler == SIG_IGN);
     }
 }
 
@@ -62,6 +79,7 @@ static void test_products(void** state) {
 
 int main(void) {
     signals_to_own_thread();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_thread), cmocka_unit_test(test_products)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_own_thread), cmocka_unit_test(test_hangup),
+                                       cmocka_unit_test(test_products)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -148,6 +148,17 @@ static inline Run start_command(const char* command) {
     return r;
 }
 
+// Starts the program in another folder; prefix: a command before it, such as "nohup", or "".
+static inline Run start_train_in(const char* folder, const char* prefix, const char* flags) {
+    const char* given = getenv("TRAIN_GPT");
+    char* program = realpath(given ? given : "./train_gpt", NULL);
+    assert_non_null(program);
+    char* command = text("env -C %s %s %s %s", folder, prefix, program, flags);
+    Run r = start_command(command);
+    free(command), free(program);
+    return r;
+}
+
 static inline Run start_train(const char* flags) {
     const char* program = getenv("TRAIN_GPT");
     char* command = text("%s %s", program ? program : "./train_gpt", flags);
