@@ -1,0 +1,41 @@
+/*
+The kill storm of test/torture.py in short: every kind of round once, the same kills every time as far as the clock
+allows. `make torture` is the long one.
+*/
+#include "test_util.h"
+
+static void storm(const char* rounds) {
+    char* command = text("python3 test/torture.py --seed 1 --kills 7 --steps 80 --rounds %s", rounds);
+    assert_int_equal(system(command), 0);
+    free(command);
+}
+
+static void test_kills(void** state) {
+    (void)state;
+    storm("kills");
+}
+
+static void test_evaluate_beside(void** state) {
+    (void)state;
+    storm("evaluate");
+}
+
+static void test_full_disk(void** state) {
+    (void)state;
+    storm("disk");
+}
+
+static void test_file_limit(void** state) {
+    (void)state;
+    storm("limit");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kills),
+        cmocka_unit_test(test_evaluate_beside),
+        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_file_limit),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
