@@ -38,7 +38,7 @@ static int rank, ranks;   // of this process
 
 static void run_rank(void (*f)(void)) {
     signal(SIGSEGV, SIG_DFL);  // cmocka would catch it
-    alarm(120);
+    alarm(300);
     cuda_ok(cudaSetDevice(rank));
     if (rank == 0) {
         for (int i = 0; i < IDS; i++) { nccl_ok(ncclGetUniqueId(&meeting->ids[i])); }

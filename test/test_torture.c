@@ -4,30 +4,30 @@ allows. `make torture` is the long one.
 */
 #include "test_util.h"
 
-static void storm(const char* rounds) {
-    char* command = text("python3 test/torture.py --seed 1 --kills 7 --steps 80 --rounds %s", rounds);
+static void storm(const char* rounds, int kills) {
+    char* command = text("python3 test/torture.py --seed 1 --steps 80 --kills %d --rounds %s", kills, rounds);
     assert_int_equal(system(command), 0);
     free(command);
 }
 
 static void test_kills(void** state) {
     (void)state;
-    storm("kills");
+    storm("kills", 10);
 }
 
 static void test_evaluate_beside(void** state) {
     (void)state;
-    storm("evaluate");
+    storm("evaluate", 10);
 }
 
 static void test_full_disk(void** state) {
     (void)state;
-    storm("disk");
+    storm("disk", 3);
 }
 
 static void test_file_limit(void** state) {
     (void)state;
-    storm("limit");
+    storm("limit", 5);
 }
 
 int main(void) {

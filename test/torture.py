@@ -36,7 +36,7 @@ PERPLEXITY = """--tokenizer bytes --passkey_sample_size 0 --perplexity --perplex
 # columns that do not depend on the clock
 COLUMNS = {"train.log": [0, 2, 3, 4], "eval.log": [0, 2]}
 FILES = ["model.safetensors", "optimizer.safetensors"]
-CHECKPOINT_BYTES = 330_000  # of one of these models, somewhat more than it takes
+CHECKPOINT_BYTES, LARGEST_FILE = 330_000, 230_000  # of one of these models, somewhat more than they are
 MAX_STUCK = 200  # lives one after another without a new checkpoint
 
 
@@ -194,7 +194,7 @@ class Evaluator(threading.Thread):
             if life.status not in (0, -signal.SIGKILL):
                 self.storm.figures.fault("other_faults", f"evaluate ended with {life.status}: {life.err}")
             self.check(run)
-            self.done.wait(0.02)
+            self.done.wait(0.05)
 
 
 class Storm:
@@ -322,7 +322,7 @@ class Storm:
         while stuck < MAX_STUCK:
             self.run = self.newest_run(logs, encoding)
             full = kind == "disk" and self.fill_disk(logs)
-            limit = r.randrange(CHECKPOINT_BYTES) if kind == "limit" and r.random() < 0.5 else None
+            limit = r.randrange(LARGEST_FILE) if kind == "limit" and r.random() < 0.5 else None
             resumed = self.run is not None
             command = ([TRAIN, "--checkpoint", self.run, "--checkpoint_args"] if resumed
                        else self.start_command(logs, encoding, keep))
