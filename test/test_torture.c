@@ -4,10 +4,14 @@ allows. `make torture` is the long one.
 */
 #include "test_util.h"
 
+enum { LEFT_OUT = 77 };  // its status where a round is not possible: nobody may mount a file system
+
 static void storm(const char* rounds, int kills) {
     char* command = text("python3 test/torture.py --seed 1 --steps 80 --kills %d --rounds %s", kills, rounds);
-    assert_int_equal(system(command), 0);
+    int status = system(command);
     free(command);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == LEFT_OUT) { skip(); }
+    assert_int_equal(status, 0);
 }
 
 static void test_kills(void** state) {
