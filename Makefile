@@ -28,7 +28,7 @@ PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 Q = $(if $(V),,@)
 say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
-.PHONY: all help test bench bench-dist clean format deps demo demo-all program-tests left-out
+.PHONY: all help test torture bench bench-dist clean format deps demo demo-all program-tests left-out
 all: $(PROGRAMS)
 	@echo "bam.c is built for $(if $(filter cuda,$(BACKEND)),CUDA$(comma) $(PRECISION)$(comma),the CPU) with"
 	@cat $(BUILD)/summary.txt
@@ -38,6 +38,7 @@ help:
 	@echo "make deps       install what is missing (scripts/install_deps.sh)"
 	@echo "make test       install what is missing, build and run every test"
 	@echo "make fuzz       random inputs to everything that reads a file or a message; needs clang; FUZZ_SECONDS=60 in all"
+	@echo "make torture    kill tiny trainings KILLS times (300) at random moments, resume, compare the bits; SEED=N repeats"
 	@echo "make demo       train four encodings and see which finds a key far beyond its training length"
 	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
@@ -126,7 +127,7 @@ $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 
 # these start the shipped programs
 PROGRAM_TESTS = test_startup test_prepare test_streams test_inspect test_synthetic test_train test_train_flags \
-                test_resume test_checkpoint test_evaluate test_evaluate_refuses test_scripts test_dist \
+                test_resume test_checkpoint test_evaluate test_evaluate_refuses test_scripts test_torture test_dist \
                 $(EMU_PROGRAM_TESTS)
 # and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
 EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate test_emu_dist
@@ -202,6 +203,10 @@ endif
 test: deps
 	@$(MAKE) --no-print-directory BACKEND=cpu all
 	@BACKEND=cpu BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh
+
+KILLS ?= 300
+torture: $(PROGRAMS)
+	@$(PYTHON) test/torture.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train $(BUILD)/dev/bench_evaluate
 	@dev/bench.sh $(BUILD)

@@ -240,7 +240,7 @@ static void test_program_partial_perplexity(void** state) {
     char *slow = text("%s--seq_batch_size 1", flags), *all = evaluate_flags(run_folder, slow);
     Run r = start_evaluate(all);
     assert_true(read_until(&r, "articles 1500"));
-    usleep(300000);
+    wait_for_work(r.pid, 0.3);
     kill(r.pid, SIGINT);
     finish_train(&r);
     assert_true(exited_with(&r, 128 + SIGINT));
