@@ -125,10 +125,32 @@ $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 	$(Q)$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(filter %.o,$^) $(LDLIBS) $(LIB_MPI) -lcmocka
 
+# the programs and their test with the encodings of test/encodings.h in the list
+ENCODINGS = $(BUILD)/encodings
+ENCODINGS_CFLAGS = -DPOSENC_EXTRA='"../test/encodings.h"' -DENCODINGS_FOLDER='"$(ENCODINGS)"'
+ENCODINGS_OPS = $(ENCODINGS)/posenc.o $(filter-out %/posenc.o,$(OPS)) $(RANKS) $(BUILD)/llmc/dist.o $(TOKENIZER)
+$(ENCODINGS)/train_gpt.o: train_gpt.cu
+$(ENCODINGS)/evaluate.o: evaluate.c
+$(ENCODINGS)/posenc.o: llmc/posenc.c
+$(patsubst %,$(ENCODINGS)/%.o,train_gpt evaluate posenc): $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,cc,$(filter %.c %.cu,$^))
+	$(Q)$(CC) $(CFLAGS) $(ENCODINGS_CFLAGS) -x c -c -o $@ $(filter %.c %.cu,$^)
+
+$(ENCODINGS)/train_gpt $(ENCODINGS)/evaluate: %: %.o $(ENCODINGS_OPS)
+	@$(call say,link,$@)
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS) $(LIB_MPI)
+
+$(BUILD)/test/test_encodings: test/test_encodings.c $(ENCODINGS_OPS) | $(ENCODINGS)/train_gpt $(ENCODINGS)/evaluate
+	@mkdir -p $(@D)
+	@$(call say,cc,$<)
+	$(Q)$(CC) $(CFLAGS) $(ENCODINGS_CFLAGS) -MT $@ -c -o $@.o $<
+	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(filter %.o,$^) $(LDLIBS) $(LIB_MPI) -lcmocka
+
 # these start the shipped programs
 PROGRAM_TESTS = test_startup test_prepare test_streams test_inspect test_synthetic test_train test_train_flags \
                 test_resume test_checkpoint test_evaluate test_evaluate_refuses test_scripts test_torture test_dist \
-                $(EMU_PROGRAM_TESTS)
+                test_encodings $(EMU_PROGRAM_TESTS)
 # and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
 EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate test_emu_dist
 # NAME:NEED of those that this machine cannot run; test/run.sh leaves them out and says so

@@ -65,12 +65,11 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
                                   a->learning_rate_decay_frac, 0.2);
 }
 
-static void choose_attention(const TrainArgs* a) {
-    PosKind encoding;
-    bool ssmax, known = posenc_parse(a->position_encoding, &encoding, &ssmax);
+static void choose_encoding(Trainer* t) {
+    bool known = posenc_parse(t->args.position_encoding, &t->encoding, &t->ssmax);
     assert(known);
     (void)known;
-    attention_choose(a->attention, encoding, ssmax);
+    attention_choose(t->args.attention, posenc_terms(t->encoding, t->ssmax));
 }
 
 static void open_data(Trainer* t) {
@@ -154,7 +153,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
 
 static void build_model(Trainer* t) {
     const TrainArgs* a = &t->args;
-    t->config = train_model_config(a, t->loader.vocab_size, t->loader.bos);
+    t->config = train_model_config(a, t->encoding, t->ssmax, t->loader.vocab_size, t->loader.bos);
     size_t sample = t->tokenizer ? t->prompt.count + a->sample_length : 0;
     ModelPlan plan;
     plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
@@ -417,7 +416,7 @@ int main(int argc, char** argv) {
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
     signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the run goes on, its end tells
-    choose_attention(&t->args);
+    choose_encoding(t);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);
     check_ranks(t);

@@ -222,7 +222,7 @@ static double time_attention(const Table* t, const AttentionCase* c, const Atten
 
 static double bench_attention(const Table* t, const AttentionCase* c) {
     const size_t N = c->B * c->T, NH = c->NH, C = NH * c->HS, stride = 3 * C;
-    attention_choose(c->kernels, POS_NOPE, false);
+    attention_choose(c->kernels, 0);
     floatX* qkv = random_device(N * stride);
     float *bias = floats(NH * c->T), *scale = floats(NH), *log_count = floats(N);
     int *start = (int*)device_malloc(N * sizeof(int)), *tokens = document_tokens(c);
@@ -241,7 +241,7 @@ static double bench_attention(const Table* t, const AttentionCase* c) {
     const double backward = time_attention(t, c, &in, workspace);
     device_free(qkv), device_free(bias), device_free(scale), device_free(log_count), device_free(start);
     device_free(tokens), device_free(workspace);
-    attention_choose("own", POS_NOPE, false);
+    attention_choose("own", 0);
     return backward;
 }
 

@@ -73,8 +73,8 @@ void reverse_bias_tables(float* tables, const AttentionInput* in) {
     }
 }
 
-void attention_choose(const char* name, PosKind encoding, bool ssmax) {
-    (void)encoding, (void)ssmax;
+void attention_choose(const char* name, unsigned terms) {
+    (void)terms;
     if (strcmp(name, "own") == 0) { return; }
     fatal(
         "--attention %s: this program was built for the CPU; build the one for CUDA with 'make cuda USE_CUDNN=1', or "

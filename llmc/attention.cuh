@@ -306,20 +306,20 @@ static inline size_t attention_backward_bytes(size_t B, size_t T, size_t NH, siz
     return task.bytes;
 }
 
-void attention_choose(const char* name, PosKind encoding, bool ssmax) {
+void attention_choose(const char* name, unsigned terms) {
     const bool own = strcmp(name, "own") == 0;
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
     if (own) { return; }
-    if (ssmax || !posenc_in_libraries(encoding)) {
+    if ((terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES)) || (terms & TERM_DISTANCE && !(terms & TERM_SLOPES))) {
         fatal(
-            "--attention cudnn: cuDNN has neither a learned bias nor Scalable-Softmax, as %s%s needs; use --attention "
-            "own, or another --position_encoding",
-            posenc_info(encoding)->name, ssmax ? "_ssmax" : "");
+            "--attention cudnn: cuDNN has no %s, which this --position_encoding needs; use --attention own, or another "
+            "--position_encoding",
+            terms & TERM_SCALE ? "Scalable-Softmax" : "bias but ALiBi's");
     }
-    cudnn_attention.on = true, cudnn_attention.slopes = posenc_info(encoding)->mechanism == POSENC_BIAS;
+    cudnn_attention.on = true, cudnn_attention.slopes = (terms & TERM_SLOPES) != 0;
 #else
-    (void)encoding, (void)ssmax;
+    (void)terms;
     if (own) { return; }
     if (sizeof(floatX) == sizeof(float)) {
         fatal(

@@ -19,7 +19,7 @@ PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes
 // parameters
 
 typedef enum { SCOPE_MODEL, SCOPE_LAYER } ParamScope;
-// How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [1,cols,1,1]
+// How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [rows,cols,1,1]
 typedef enum { SHAPE_VOCAB, SHAPE_MATRIX, SHAPE_VECTOR, SHAPE_HEADS } ParamShape;
 typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_PRIOR } ParamInit;
 typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
@@ -27,13 +27,13 @@ typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 /*
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
 Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
-one matrix for one product. A prior has one row per learned parameter, each with a name of its own.
+one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
 */
 #define PARAM_LIST(X)                                                                                              \
     X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
     X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                 \
     X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                        \
-    X(float, global_prior, "prior", SCOPE_MODEL, PG, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                     \
+    X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                      \
     X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
     X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
     X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
@@ -44,15 +44,14 @@ one matrix for one product. A prior has one row per learned parameter, each with
     X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
     X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
-    X(float, prior, "attention.prior", SCOPE_LAYER, PL, NH, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
+    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
-// The short names that the lists use. PG, PL: learned prior parameters of the model or of each layer.
-#define MODEL_DIMENSIONS(c)                                                                                   \
-    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,      \
-                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS, \
-                                         P = (size_t)posenc_info((c)->encoding)->params,                      \
-                                         PG = (c)->global_prior ? P : 0, PL = (c)->global_prior ? 0 : P,      \
-                                         SS = (c)->ssmax ? 1 : 0
+// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has.
+#define MODEL_DIMENSIONS(c)                                                                                     \
+    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,        \
+                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,   \
+                                         P = posenc_numbers((c)->encoding, NH), PG = (c)->global_prior ? P : 0, \
+                                         PL = (c)->global_prior ? 0 : P, SS = (c)->ssmax ? 1 : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -84,7 +83,7 @@ typedef struct {
     size_t fan_in;
     ParamInit init;
     ParamGroup group;
-    int prior_param;  // which parameter of the encoding, for INIT_PRIOR
+    int posenc_tensor;  // which tensor of the encoding, for INIT_PRIOR
     bool trainable;
 } Tensor;
 
@@ -200,34 +199,45 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // layout
 
-static inline void model_add_tensor(Model* model, const char* name, int layer, ParamShape shape, ParamInit init,
-                                    ParamGroup group, size_t rows, size_t cols, size_t offset, int prior_param) {
+static inline Tensor* model_add_tensor(Model* model, const char* name, int layer, ParamShape shape, ParamInit init,
+                                       ParamGroup group, size_t rows, size_t cols, size_t offset) {
     Tensor t;
     memset(&t, 0, sizeof t);
-    const char* suffix = init == INIT_PRIOR ? posenc_param_name(model->config.encoding, prior_param) : "";
-    const char* dot = init == INIT_PRIOR ? "." : "";
     if (layer < 0) {
-        snprintf(t.name, sizeof t.name, "%s%s%s", name, dot, suffix);
+        snprintf(t.name, sizeof t.name, "%s", name);
     } else {
-        snprintf(t.name, sizeof t.name, "layers.%d.%s%s%s", layer, name, dot, suffix);
+        snprintf(t.name, sizeof t.name, "layers.%d.%s", layer, name);
     }
     t.offset = offset, t.memory_count = rows * cols, t.fan_in = cols, t.init = init, t.group = group;
-    t.prior_param = prior_param;
-    t.trainable = init == INIT_PRIOR     ? model->config.posenc.trainable[prior_param]
-                  : shape == SHAPE_HEADS ? model->config.train_seq_scale
-                                         : true;
+    t.trainable = shape != SHAPE_HEADS || model->config.train_seq_scale;
     size_t saved_rows = shape == SHAPE_VOCAB ? model->config.V : rows;
     t.count = saved_rows * cols;
     switch (shape) {
         case SHAPE_VOCAB:
         case SHAPE_MATRIX: t.dimensions = 2, t.shape[0] = saved_rows, t.shape[1] = cols; break;
         case SHAPE_VECTOR: t.dimensions = 1, t.shape[0] = cols; break;
-        case SHAPE_HEADS: t.dimensions = 4, t.shape[0] = t.shape[2] = t.shape[3] = 1, t.shape[1] = cols; break;
+        case SHAPE_HEADS: t.dimensions = 4, t.shape[0] = rows, t.shape[1] = cols, t.shape[2] = t.shape[3] = 1; break;
     }
     size_t n = model->tensor_count;
     if ((n & (n - 1)) == 0) { model->tensors = (Tensor*)xrealloc(model->tensors, (n ? 2 * n : 1) * sizeof(Tensor)); }
     model->tensors[model->tensor_count++] = t;
     model->learned_count += t.count;
+    return &model->tensors[model->tensor_count - 1];
+}
+
+// The tensors that the encoding learns, in the order of its list: "PRIOR.NAME".
+static inline void model_add_prior(Model* model, const char* prior, int layer, ParamGroup group, size_t offset) {
+    const ModelConfig* c = &model->config;
+    for (int i = 0; i < POSENC_TENSOR_COUNT; i++) {
+        const PosencTensor* listed = posenc_tensor(i);
+        if (listed->owner != c->encoding) { continue; }
+        char* name = text("%s.%s", prior, listed->name);
+        Tensor* t = model_add_tensor(model, name, layer, SHAPE_HEADS, INIT_PRIOR, group, listed->rows,
+                                     listed->per_head ? c->NH : 1, offset);
+        t->posenc_tensor = i, t->trainable = c->posenc.trained[i];
+        offset += t->count;
+        free(name);
+    }
 }
 
 // Lists every tensor in the order of memory and sets offsets, strides and counts.
@@ -251,13 +261,14 @@ static inline void model_layout_params(Model* model) {
         for (int p = 0; p < PARAM_COUNT; p++) {
             if ((list[p].scope == SCOPE_MODEL) != (layer < 0)) { continue; }
             if (layer <= 0) { model->param_offset[p] = offset; }
-            size_t tensors = list[p].init == INIT_PRIOR ? list[p].rows : list[p].rows > 0;
-            for (size_t i = 0; i < tensors; i++) {
-                size_t rows = list[p].init == INIT_PRIOR ? 1 : list[p].rows;
-                model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, rows,
-                                 list[p].cols, offset + i * list[p].cols, (int)i);
+            size_t count = list[p].rows * list[p].cols;
+            if (count > 0 && list[p].init == INIT_PRIOR) {
+                model_add_prior(model, list[p].name, layer, list[p].group, offset);
+            } else if (count > 0) {
+                model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, list[p].rows,
+                                 list[p].cols, offset);
             }
-            offset += round_up(list[p].rows * list[p].cols, 16);  // a cache line of fp32
+            offset += round_up(count, 16);  // a cache line of fp32
         }
         if (layer >= 0) { model->layer_stride = offset - layer_start; }
     }
@@ -354,8 +365,8 @@ static inline Activations model_activations(const Model* model, size_t layer) {
 // memory
 
 static inline size_t model_bias_table_count(const ModelConfig* c) {
-    const PosencInfo* info = posenc_info(c->encoding);
-    return info->mechanism != POSENC_BIAS ? 0 : info->params > 0 && !c->global_prior ? c->L : 1;
+    if (!(posenc_info(c->encoding)->terms & TERM_DISTANCE)) { return 0; }
+    return posenc_params(c->encoding) > 0 && !c->global_prior ? c->L : 1;
 }
 
 static inline size_t model_position_table_size(const ModelConfig* c, size_t length) {
@@ -503,8 +514,7 @@ static inline float initial_value(const Model* model, const Tensor* t, size_t i,
         case INIT_LINEAR: return (float)((2.0 * random_uniform(random) - 1.0) / sqrt((double)t->fan_in));
         case INIT_ONES: return 1.0f;
         case INIT_PRIOR:
-            return (float)posenc_initial(model->config.encoding, &model->config.posenc, t->prior_param, i,
-                                         model->config.NH, random);
+            return (float)posenc_initial(&model->config.posenc, t->posenc_tensor, i, model->config.NH, random);
     }
     return 0.0f;
 }

@@ -20,6 +20,7 @@ static inline double ffn_dim_multiplier(const ModelConfig* c) {
 static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, size_t sequence_length) {
     cJSON* o = cJSON_CreateObject();
     const PosencInfo* info = posenc_info(c->encoding);
+    const bool learned = posenc_params(c->encoding) > 0;
     cJSON_AddNumberToObject(o, "dim", (double)c->C);
     cJSON_AddNumberToObject(o, "n_layers", (double)c->L);
     cJSON_AddNumberToObject(o, "n_heads", (double)c->NH);
@@ -36,15 +37,13 @@ static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, si
         // only where it is not the published code's way, which knows no such field
         if (c->posenc.sinusoidal_vaswani) { cJSON_AddStringToObject(o, "sinusoidal_freqs", "vaswani"); }
     }
-    if (info->params > 0) {
-        cJSON_AddStringToObject(o, "thata_beta_init", c->posenc.beta_init);
-        cJSON_AddStringToObject(o, "theta_alpha_init", c->posenc.alpha_init);
-        cJSON_AddStringToObject(o, "theta_mu_init", c->posenc.mu_init);
-        cJSON_AddBoolToObject(o, "train_theta_beta", c->posenc.trainable[1]);
-        cJSON_AddBoolToObject(o, "train_theta_alpha", c->posenc.trainable[0]);
-        cJSON_AddBoolToObject(o, "train_theta_mu", c->posenc.trainable[2]);
-        cJSON_AddBoolToObject(o, "global_positional_encoding", c->global_prior);
+    for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
+        const PosencTensor* tensor = posenc_tensor(t);
+        if (tensor->owner != c->encoding) { continue; }
+        cJSON_AddStringToObject(o, tensor->init_name, c->posenc.init[t]);
+        cJSON_AddBoolToObject(o, tensor->train_name, c->posenc.trained[t]);
     }
+    if (learned) { cJSON_AddBoolToObject(o, "global_positional_encoding", c->global_prior); }
     if (c->ssmax) { cJSON_AddBoolToObject(o, "seq_scale", c->train_seq_scale); }
     if (c->ssmax && info->inside && !c->bias_inside) { cJSON_AddStringToObject(o, "ssmax_prior", "outside"); }
     return o;
@@ -109,13 +108,12 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     c.posenc.rotary_theta = model_arg_theta(o, path, "rope_theta", c.posenc.rotary_theta);
     c.posenc.sinusoidal_theta = model_arg_theta(o, path, "sinusoidal_theta", c.posenc.sinusoidal_theta);
     c.posenc.sinusoidal_vaswani = strcmp(model_arg_text(o, "sinusoidal_freqs", "bam"), "vaswani") == 0;
-    c.posenc.alpha_init = model_arg_text(o, "theta_alpha_init", c.posenc.alpha_init);
-    c.posenc.beta_init = model_arg_text(o, "thata_beta_init", c.posenc.beta_init);
-    c.posenc.mu_init = model_arg_text(o, "theta_mu_init", c.posenc.mu_init);
-    c.posenc.trainable[0] = model_arg_bool(o, "train_theta_alpha", true);
-    c.posenc.trainable[1] = model_arg_bool(o, "train_theta_beta", true);
-    c.posenc.trainable[2] = model_arg_bool(o, "train_theta_mu", false);
-    c.global_prior = model_arg_bool(o, "global_positional_encoding", false) && info->params > 0;
+    for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
+        const PosencTensor* tensor = posenc_tensor(t);
+        c.posenc.init[t] = model_arg_text(o, tensor->init_name, c.posenc.init[t]);
+        c.posenc.trained[t] = model_arg_bool(o, tensor->train_name, c.posenc.trained[t]);
+    }
+    c.global_prior = model_arg_bool(o, "global_positional_encoding", false) && posenc_params(c.encoding) > 0;
     c.bias_inside = info->inside && strcmp(model_arg_text(o, "ssmax_prior", "inside"), "inside") == 0;
     c.train_seq_scale = model_arg_bool(o, "seq_scale", true);
     model_config_check(&c);

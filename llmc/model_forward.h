@@ -16,9 +16,7 @@ typedef struct {
 
 static inline const float* model_prior(const Model* model, size_t layer) {
     Params p = model_params(model, layer);
-    return posenc_info(model->config.encoding)->params == 0 ? NULL
-           : model->config.global_prior                     ? p.global_prior
-                                                            : p.prior;
+    return posenc_params(model->config.encoding) == 0 ? NULL : model->config.global_prior ? p.global_prior : p.prior;
 }
 
 static inline void model_refresh_tables(Model* model) {
@@ -224,18 +222,17 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
     Gradients g = model_gradients(model, layer);
-    const PosencInfo* info = posenc_info(model->config.encoding);
     floatX* d_qkv = a.d_wide;
     matmul_backward(a.d_norm, g.wo, a.d_residual, a.attention, p.wo, model->workspace, N, C, C);
     AttentionInput in = model_attention_input(model, layer, pass);
     if (in.bias) { device_zero(a.d_bias, NH * in.bias_stride * sizeof(float)); }  // distances beyond T stay 0
     attention_backward(d_qkv, d_qkv + NH * HS, d_qkv + (NH + NKV) * HS, a.d_bias, g.seq_scale, a.d_norm, a.attention,
                        a.lse, &in, model->workspace);
-    if (info->params > 0) {
+    if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
         bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, in.bias_stride);
     }
-    if (info->mechanism == POSENC_ROTATE) {
+    if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
     }
     matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);

@@ -111,11 +111,12 @@ void rotary_forward(floatX* qkv, const float* table, size_t B, size_t T, size_t 
 // The transposed rotation of dqkv, in place.
 void rotary_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
 
-// table[NH,T] = P_h(d) for d = 0..T-1; theta[params,NH] are the learned parameters (NULL when there are
-// none). Overwrites.
+// table[NH,T] = P_h(d) for d = 0..T-1; theta[posenc_numbers()] is what the encoding learns, tensor after tensor (NULL
+// when that is nothing). Overwrites.
 void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T);
 
-// dtheta[params,NH] += sum over d of dtable[h,d] * dP_h(d)/dtheta: the chain rule from the table's gradient.
+// dtheta[posenc_numbers()] += sum over d of dtable[h,d] * dP_h(d)/dtheta, and over the heads that share the number: the
+// chain rule from the table's gradient.
 void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T);
 
 // ----------------------------------------------------------------------------
@@ -139,8 +140,9 @@ typedef struct {
 } AttentionInput;
 
 // Chooses, once at the start, what computes passes whose documents are known: "own" or "cudnn" (attention_cudnn.h).
-// Ends the program with one line where the build or the encoding cannot do it.
-void attention_choose(const char* name, PosKind encoding, bool ssmax);
+// terms: what attention will be given (TERM_* of posenc.h). Ends the program with one line where the build or the
+// library cannot do it.
+void attention_choose(const char* name, unsigned terms);
 
 // out[B,Tq,NH*HS] = softmax over the visible keys start_i <= j <= position_i of z, times v.
 // lse[B,NH,Tq] = the natural logarithm of the softmax's denominator; may be NULL. Overwrites both.

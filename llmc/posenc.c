@@ -60,31 +60,50 @@ void rotary_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_
     rotate_queries_and_keys(dqkv, table, -1.0f, B, T, NH, NKV, HS);
 }
 
-// Parameters of head h from theta[params,NH], in double; params may be 0.
-static void load_head_parameters(double* out, const float* theta, int params, size_t h, size_t NH) {
-    for (int p = 0; p < POSENC_MAX_PARAMS; p++) { out[p] = p < params ? (double)theta[(size_t)p * NH + h] : 0.0; }
+// What head h learned, in double: out[params].
+static void load_head_parameters(double* out, PosKind kind, const float* theta, size_t params, size_t h, size_t NH) {
+    for (size_t p = 0; p < params; p++) { out[p] = posenc_parameter(kind, theta, p, h, NH); }
 }
 
 void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T) {
-    int params = posenc_info(kind)->params;
+    const size_t params = posenc_params(kind);
+    double* head_theta = (double*)xcalloc(params + 1, sizeof(double));
     for (size_t h = 0; h < NH; h++) {
-        double head_theta[POSENC_MAX_PARAMS];
-        load_head_parameters(head_theta, theta, params, h, NH);
+        load_head_parameters(head_theta, kind, theta, params, h, NH);
 #pragma omp parallel for schedule(static)
         for (size_t d = 0; d < T; d++) { table[h * T + d] = posenc_bias(kind, head_theta, h, NH, d); }
     }
+    free(head_theta);
 }
 
 void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T) {
-    int params = posenc_info(kind)->params;
+    const size_t params = posenc_params(kind);
+    if (params == 0) { return; }
+    // for each head what it learned and the sums of the derivatives by it, in cache lines of their own
+    const size_t stride = round_up(2 * params, 16);
+    double* heads = (double*)xcalloc(NH * stride, sizeof(double));
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < NH; h++) {
-        double head_theta[POSENC_MAX_PARAMS], gradient[POSENC_MAX_PARAMS], sum[POSENC_MAX_PARAMS] = {0};
-        load_head_parameters(head_theta, theta, params, h, NH);
+        double *head_theta = heads + h * stride, *sum = head_theta + params;
+        load_head_parameters(head_theta, kind, theta, params, h, NH);
         for (size_t d = 0; d < T; d++) {
-            posenc_bias_derivatives(gradient, kind, head_theta, h, NH, d);
-            for (int p = 0; p < params; p++) { sum[p] += (double)dtable[h * T + d] * gradient[p]; }
+            bool clamped = posenc_bias_clamped(kind, head_theta, h, NH, d);
+            for (size_t p = 0; p < params; p++) {
+                double slope = clamped ? 0.0 : posenc_derivative_unclamped(kind, head_theta, p, h, NH, d);
+                sum[p] += (double)dtable[h * T + d] * slope;
+            }
         }
-        for (int p = 0; p < params; p++) { dtheta[(size_t)p * NH + h] += (float)sum[p]; }
     }
+    for (size_t p = 0; p < params; p++) {
+        double sum = 0;
+        for (size_t h = 0; h < NH; h++) {
+            size_t place = posenc_place(kind, p, h, NH);
+            sum += heads[h * stride + params + p];
+            // the heads that share a number come to its place one after another
+            if (h + 1 < NH && posenc_place(kind, p, h + 1, NH) == place) { continue; }
+            dtheta[place] += (float)sum;
+            sum = 0;
+        }
+    }
+    free(heads);
 }

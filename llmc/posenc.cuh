@@ -43,48 +43,57 @@ void position_table(float* table, PosKind kind, const PosencOptions* options, si
     }
 }
 
-// Parameters of head h from theta[params,NH], in double; params may be 0.
-__device__ __forceinline__ void load_head_parameters(double (&out)[POSENC_MAX_PARAMS], const float* theta, int params,
-                                                     size_t h, size_t NH) {
-    for (int p = 0; p < POSENC_MAX_PARAMS; p++) { out[p] = p < params ? (double)theta[(size_t)p * NH + h] : 0.0; }
+// What a head learned, in double, is put where the block's threads share it.
+static_assert(POSENC_ALL_ROWS * sizeof(double) <= 48 << 10, "an encoding's numbers of a head fit into shared memory");
+
+// out[params] of head h; all threads of the block take part.
+__device__ __forceinline__ void load_head_parameters(double* out, PosKind kind, const float* theta, size_t h,
+                                                     size_t NH) {
+    __syncthreads();  // out may still be read for another head
+    for (size_t p = threadIdx.x; p < posenc_params(kind); p += blockDim.x) {
+        out[p] = posenc_parameter(kind, theta, p, h, NH);
+    }
+    __syncthreads();
 }
 
 // Block (i, h): distances of one head.
-__global__ void bias_table_forward_kernel(float* table, PosKind kind, const float* theta, int params, size_t NH,
-                                          size_t T) {
+__global__ void bias_table_forward_kernel(float* table, PosKind kind, const float* theta, size_t NH, size_t T) {
+    DYN_SHARED(double, head_theta);
     const size_t h = blockIdx.y, d = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (d >= T) { return; }
-    double head_theta[POSENC_MAX_PARAMS];
-    load_head_parameters(head_theta, theta, params, h, NH);
-    table[h * T + d] = posenc_bias(kind, head_theta, h, NH, d);
+    load_head_parameters(head_theta, kind, theta, h, NH);
+    if (d < T) { table[h * T + d] = posenc_bias(kind, head_theta, h, NH, d); }
 }
 
 void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T) {
-    LAUNCH(bias_table_forward_kernel, dim3((unsigned)ceil_div(T, 128), (unsigned)NH), 128, 0, main_stream, table, kind,
-           theta, posenc_info(kind)->params, NH, T);
+    LAUNCH(bias_table_forward_kernel, dim3((unsigned)ceil_div(T, 128), (unsigned)NH), 128,
+           posenc_params(kind) * sizeof(double), main_stream, table, kind, theta, NH, T);
     cudaCheck(cudaGetLastError());
 }
 
-// One block per head.
+// Block (p, h): the derivative by one number of one head; by one that all heads share, for all of them in block (p, 0).
 __global__ void bias_table_backward_kernel(float* dtheta, const float* dtable, PosKind kind, const float* theta,
-                                           int params, size_t NH, size_t T) {
-    const size_t h = blockIdx.x;
-    double head_theta[POSENC_MAX_PARAMS], gradient[POSENC_MAX_PARAMS], sum[POSENC_MAX_PARAMS] = {0};
-    load_head_parameters(head_theta, theta, params, h, NH);
-    for (size_t d = threadIdx.x; d < T; d += blockDim.x) {
-        posenc_bias_derivatives(gradient, kind, head_theta, h, NH, d);
-        for (int p = 0; p < POSENC_MAX_PARAMS; p++) { sum[p] += (double)dtable[h * T + d] * gradient[p]; }
+                                           size_t NH, size_t T) {
+    DYN_SHARED(double, head_theta);
+    const size_t p = blockIdx.x, first = blockIdx.y, place = posenc_place(kind, p, first, NH);
+    if (first > 0 && posenc_place(kind, p, first - 1, NH) == place) { return; }
+    double sum = 0;
+    for (size_t h = first; h < NH && posenc_place(kind, p, h, NH) == place; h++) {
+        load_head_parameters(head_theta, kind, theta, h, NH);
+        for (size_t d = threadIdx.x; d < T; d += blockDim.x) {
+            const bool clamped = posenc_bias_clamped(kind, head_theta, h, NH, d);
+            const double slope = clamped ? 0.0 : posenc_derivative_unclamped(kind, head_theta, p, h, NH, d);
+            sum += (double)dtable[h * T + d] * slope;
+        }
     }
-    for (int p = 0; p < params; p++) {
-        const double total = block_sum(p == 0 ? sum[0] : p == 1 ? sum[1] : sum[2]);
-        if (threadIdx.x == 0) { dtheta[(size_t)p * NH + h] += (float)total; }
-    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { dtheta[place] += (float)sum; }
 }
 
 void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T) {
-    const int params = posenc_info(kind)->params;
+    const size_t params = posenc_params(kind);
     if (params == 0) { return; }
-    LAUNCH(bias_table_backward_kernel, (unsigned)NH, 256, 0, main_stream, dtheta, dtable, kind, theta, params, NH, T);
+    LAUNCH(bias_table_backward_kernel, dim3((unsigned)params, (unsigned)NH), 256, params * sizeof(double), main_stream,
+           dtheta, dtable, kind, theta, NH, T);
     cudaCheck(cudaGetLastError());
 }
 

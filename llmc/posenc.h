@@ -1,11 +1,11 @@
 /*
-All positional mathematics, once, for host and device: the list of encodings, their initial values,
-what they add to the embedding, how they rotate q and k, the relative bias P_h(d) that attention adds
-to the logit at distance d = i - j >= 0, its derivatives, Scalable-Softmax and its order.
+All positional mathematics, once, for host and device: what encodings add to the embedding, how they rotate q and k,
+the relative bias P_h(d) that attention adds to the logit at distance d = i - j >= 0, its derivatives and initial
+values, the lists of encodings and of the tensors that they learn, Scalable-Softmax and its order.
 
-To add a relative bias: one row in POSENC_LIST, its parameters' names, and its three functions
-(initial values, value, derivatives) beside those of BAM. Flags, checkpoints, gradient tests and the
-evaluator walk the list.
+To add a relative bias: its three functions (value, derivative, initial value) beside those of BAM, one row in
+POSENC_LIST, and one in POSENC_TENSORS for each tensor that it learns. Flags, args.json, checkpoints, the optimiser,
+gradient tests and the evaluator walk the lists.
 
 Values are computed in double and rounded once to fp32: tables are small (NH x T) and positions reach
 262,144, where fp32 powers and angles are wrong in the fourth digit.
@@ -26,86 +26,6 @@ Values are computed in double and rounded once to fp32: tables are small (NH x T
 #else
 #define HOST_DEVICE static inline
 #endif
-
-enum { POSENC_MAX_PARAMS = 3 };
-
-// How an encoding acts. Everything else in the program asks for the mechanism, never for a name.
-typedef enum { POSENC_NONE, POSENC_ADD, POSENC_ROTATE, POSENC_BIAS } PosencMechanism;
-
-/*
-X(KIND, name, mechanism, learned parameters per head, bias inside the SSMax scale by default)
-Each row also exists as NAME_ssmax.
-*/
-#define POSENC_LIST(X)                              \
-    X(NOPE, nope, POSENC_NONE, 0, false)            \
-    X(SINUSOIDAL, sinusoidal, POSENC_ADD, 0, false) \
-    X(ROTARY, rotary, POSENC_ROTATE, 0, false)      \
-    X(ALIBI, alibi, POSENC_BIAS, 0, false)          \
-    X(BAM, bam, POSENC_BIAS, 3, true)
-
-typedef enum {
-#define X(kind, name, mechanism, params, inside) POS_##kind,
-    POSENC_LIST(X)
-#undef X
-        POS_COUNT
-} PosKind;
-
-typedef struct {
-    const char* name;
-    PosencMechanism mechanism;
-    int params;
-    bool inside;
-} PosencInfo;
-
-// What an encoding is, from the list.
-static inline const PosencInfo* posenc_info(PosKind kind) {
-    static const PosencInfo info[] = {
-#define X(kind, name, mechanism, params, inside) {#name, mechanism, params, inside},
-        POSENC_LIST(X)
-#undef X
-    };
-    return &info[kind];
-}
-
-// Can libraries of attention compute it? Of biases they know ALiBi's only.
-static inline bool posenc_in_libraries(PosKind kind) {
-    return posenc_info(kind)->mechanism != POSENC_BIAS || kind == POS_ALIBI;
-}
-
-// Names of an encoding's learned parameters, as checkpoints spell them; index below posenc_info()->params.
-static inline const char* posenc_param_name(PosKind kind, int index) {
-    static const char* const bam[] = {"theta_alpha", "theta_beta", "theta_mu"};
-    return kind == POS_BAM ? bam[index] : "";
-}
-
-// Finds "bam", "bam_ssmax", ...; returns false for a name that is not in the list.
-static inline bool posenc_parse(const char* name, PosKind* kind, bool* ssmax) {
-    for (int k = 0; k < POS_COUNT; k++) {
-        const char* base = posenc_info((PosKind)k)->name;
-        size_t n = strlen(base);
-        if (strncmp(name, base, n) != 0 || (name[n] != '\0' && strcmp(name + n, "_ssmax") != 0)) { continue; }
-        *kind = (PosKind)k;
-        *ssmax = name[n] != '\0';
-        return true;
-    }
-    return false;
-}
-
-// The choices behind the encodings' flags.
-typedef struct {
-    const char* alpha_init;  // number, "slope", "log_slope" or "sampled"
-    const char* beta_init;   // number, "linear" or "sampled"
-    const char* mu_init;     // number
-    bool trainable[POSENC_MAX_PARAMS];
-    double rotary_theta;      // base of the rotation's wavelengths
-    double sinusoidal_theta;  // base of the sinusoids' wavelengths
-    bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
-} PosencOptions;
-
-static inline PosencOptions posenc_default_options(void) {
-    PosencOptions o = {"0", "0", "0", {true, true, false}, 500000.0, 10000.0, false};
-    return o;
-}
 
 // ----------------------------------------------------------------------------
 // sinusoidal: added to the token embedding (Vaswani et al. 2017, section 3.5)
@@ -142,8 +62,28 @@ HOST_DEVICE double alibi_value(const double* theta, size_t h, size_t NH, size_t 
     return -alibi_slope(h, NH) * (double)d;
 }
 
-HOST_DEVICE void alibi_derivatives(double* gradient, const double* theta, size_t d) {
-    (void)gradient, (void)theta, (void)d;  // nothing is learned
+// ----------------------------------------------------------------------------
+// what encodings share
+
+// Of encodings without a bias, or whose bias is not learned.
+HOST_DEVICE double no_value(const double* theta, size_t h, size_t NH, size_t d) {
+    (void)theta, (void)h, (void)NH, (void)d;
+    return 0.0;
+}
+
+HOST_DEVICE double no_derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d) {
+    (void)theta, (void)p, (void)h, (void)NH, (void)d;
+    return 0.0;
+}
+
+// A number, or a word that says one for head h: ALiBi's slope, its logarithm, 0 to 1 over the heads, a normal number.
+static inline double initial_by_word(const char* word, bool trained, size_t p, size_t h, size_t NH, Random* random) {
+    (void)trained, (void)p;
+    if (strcmp(word, "slope") == 0) { return alibi_slope(h, NH); }
+    if (strcmp(word, "log_slope") == 0) { return log(alibi_slope(h, NH)); }
+    if (strcmp(word, "linear") == 0) { return NH > 1 ? (double)h / (double)(NH - 1) : 0.0; }
+    if (strcmp(word, "sampled") == 0) { return random_normal(random); }
+    return atof(word);
 }
 
 // ----------------------------------------------------------------------------
@@ -158,27 +98,221 @@ HOST_DEVICE double bam_value(const double* theta, size_t h, size_t NH, size_t d)
     return -exp(theta[0] + theta[1] * log(r));
 }
 
-HOST_DEVICE void bam_derivatives(double* gradient, const double* theta, size_t d) {
-    double delta = -(double)d - 2.0 * sinh(theta[2]), r = fabs(delta) + BAM_EPSILON, log_r = log(r);
-    double value = -exp(theta[0] + theta[1] * log_r);
+HOST_DEVICE double bam_derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d) {
+    (void)h, (void)NH;
+    double delta = -(double)d - 2.0 * sinh(theta[2]), log_r = log(fabs(delta) + BAM_EPSILON);
     double sign = (double)(delta > 0) - (double)(delta < 0);
-    gradient[0] = value;
-    gradient[1] = value * log_r;
-    gradient[2] = exp(theta[0] + (theta[1] - 1.0) * log_r) * theta[1] * sign * 2.0 * cosh(theta[2]);
+    if (p == 2) { return exp(theta[0] + (theta[1] - 1.0) * log_r) * theta[1] * sign * 2.0 * cosh(theta[2]); }
+    double value = -exp(theta[0] + theta[1] * log_r);
+    return p == 0 ? value : value * log_r;
 }
 
-// A number, or one of the words that the flags take. theta_beta that is not trained is 1 (ALiBi's shape).
-static inline double bam_initial(const PosencOptions* o, int param, size_t h, size_t NH, Random* random) {
-    const char* word = param == 0 ? o->alpha_init : param == 1 ? o->beta_init : o->mu_init;
-    if (param == 1 && !o->trainable[1]) { return 1.0; }
-    if (strcmp(word, "slope") == 0) { return alibi_slope(h, NH); }
-    if (strcmp(word, "log_slope") == 0) { return log(alibi_slope(h, NH)); }
-    if (strcmp(word, "linear") == 0) { return NH > 1 ? (double)h / (double)(NH - 1) : 0.0; }
-    if (strcmp(word, "sampled") == 0) {
-        double x = random_normal(random);
-        return param == 0 ? exp(x) : x;
+// theta_beta that is not trained is 1 (ALiBi's shape); a sampled theta_alpha is log-normal.
+static inline double bam_initial(const char* word, bool trained, size_t p, size_t h, size_t NH, Random* random) {
+    if (p == 1 && !trained) { return 1.0; }
+    double x = initial_by_word(word, trained, p, h, NH, random);
+    return p == 0 && strcmp(word, "sampled") == 0 ? exp(x) : x;
+}
+
+// ----------------------------------------------------------------------------
+// the lists
+
+// A build may add encodings: -DPOSENC_EXTRA='"FILE"' names a header with more rows of both lists and their functions.
+#ifdef POSENC_EXTRA
+#include POSENC_EXTRA
+#else
+#define POSENC_LIST_EXTRA(X)
+#define POSENC_TENSORS_EXTRA(X)
+#endif
+
+// What an encoding does before attention: nothing, add to the token embedding, rotate q and k.
+typedef enum { POSENC_NONE, POSENC_ADD, POSENC_ROTATE } PosencMechanism;
+
+// What attention is given besides q, k and v: all that it knows of an encoding.
+enum {
+    TERM_DISTANCE = 1 << 0,  // a bias P_h(d)
+    TERM_SLOPES = 1 << 1,    // which is -slope_h d, the only one that libraries of attention know
+    TERM_SCALE = 1 << 2,     // the row scale of Scalable-Softmax
+};
+
+/*
+X(KIND, name, mechanism, terms, bias inside the SSMax scale by default, value, derivative, initial value)
+Each row also exists as NAME_ssmax. The functions are those of the relative bias; for the learned numbers of head h,
+theta[0], theta[1], ... in the order of POSENC_TENSORS:
+    double value(const double* theta, size_t h, size_t NH, size_t d)                  P_h(d), host and device
+    double derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d)   dP_h(d) / dtheta[p], the same
+    double initial(const char* word, bool trained, size_t p, size_t h, size_t NH, Random* random)
+                                   theta[p] at the start, for the word that the tensor's flag was given; host only
+*/
+#define POSENC_LIST(X)                                                                                            \
+    X(NOPE, nope, POSENC_NONE, 0, false, no_value, no_derivative, initial_by_word)                                \
+    X(SINUSOIDAL, sinusoidal, POSENC_ADD, 0, false, no_value, no_derivative, initial_by_word)                     \
+    X(ROTARY, rotary, POSENC_ROTATE, 0, false, no_value, no_derivative, initial_by_word)                          \
+    X(ALIBI, alibi, POSENC_NONE, TERM_DISTANCE | TERM_SLOPES, false, alibi_value, no_derivative, initial_by_word) \
+    X(BAM, bam, POSENC_NONE, TERM_DISTANCE, true, bam_value, bam_derivative, bam_initial)                         \
+    POSENC_LIST_EXTRA(X)
+
+// Does a tensor hold a number for each head, or one for all heads?
+enum { POSENC_SHARED, POSENC_PER_HEAD };
+
+/*
+X(KIND, name, rows, per head or shared, trained by default, initial value by default, words that are initial values,
+  largest initial number, the initial value's name in the published system, what it is)
+A name is used once in the list: checkpoints, the flags --NAME_init and --NAME_trainable and the fields of args.json
+are called after it. A published name that is NULL is NAME_init; one that is not stands first, and the flag answers
+to both.
+*/
+#define POSENC_TENSORS(X)                                                                                   \
+    X(BAM, theta_alpha, 1, POSENC_PER_HEAD, true, "0", "number slope log_slope sampled", INFINITY, NULL,    \
+      "BAM's scale exponent")                                                                               \
+    X(BAM, theta_beta, 1, POSENC_PER_HEAD, true, "0", "number linear sampled", INFINITY, "thata_beta_init", \
+      "BAM's shape exponent (1 if not trained)")                                                            \
+    /* mu = 2 sinh(theta_mu): 20 is a distance of 5e8 already */                                            \
+    X(BAM, theta_mu, 1, POSENC_PER_HEAD, false, "0", "number", 20, NULL, "BAM's location parameter")        \
+    POSENC_TENSORS_EXTRA(X)
+
+typedef enum {
+#define X(kind, ...) POS_##kind,
+    POSENC_LIST(X)
+#undef X
+        POS_COUNT
+} PosKind;
+
+// POSENC_theta_alpha, ...: a tensor's place in the list.
+enum {
+#define X(kind, name, ...) POSENC_##name,
+    POSENC_TENSORS(X)
+#undef X
+        POSENC_TENSOR_COUNT
+};
+
+// Rows of all tensors together: more than any encoding has.
+enum {
+    POSENC_ALL_ROWS = 0
+#define X(kind, name, rows, ...) +(rows)
+    POSENC_TENSORS(X)
+#undef X
+};
+
+// What --position_encoding takes, separated by spaces.
+static inline const char* posenc_choices(void) {
+#define X(kind, name, ...) " " #name " " #name "_ssmax"
+    static const char choices[] = POSENC_LIST(X);
+#undef X
+    return choices + 1;
+}
+
+typedef struct {
+    const char* name;
+    PosencMechanism mechanism;
+    unsigned terms;
+    bool inside;
+} PosencInfo;
+
+// What an encoding is, from the list.
+static inline const PosencInfo* posenc_info(PosKind kind) {
+    static const PosencInfo info[] = {
+#define X(kind, name, mechanism, terms, inside, ...) {#name, mechanism, terms, inside},
+        POSENC_LIST(X)
+#undef X
+    };
+    return &info[kind];
+}
+
+// What attention is given for this encoding, with Scalable-Softmax or without.
+static inline unsigned posenc_terms(PosKind kind, bool ssmax) {
+    return posenc_info(kind)->terms | (ssmax ? (unsigned)TERM_SCALE : 0u);
+}
+
+typedef struct {
+    PosKind owner;
+    const char* name;                    // as checkpoints spell it
+    size_t rows;                         // learned numbers of a head
+    bool per_head;                       // else all heads have the same
+    double most;                         // largest initial number
+    const char *init_name, *train_name;  // in model_args
+} PosencTensor;
+
+static inline const PosencTensor* posenc_tensor(int tensor) {
+    static const PosencTensor tensors[] = {
+#define X(kind, name, rows, heads, trained, initial, words, most, published, what) \
+    {POS_##kind, #name, rows, heads == POSENC_PER_HEAD, most, published ? published : #name "_init", "train_" #name},
+        POSENC_TENSORS(X)
+#undef X
+    };
+    return &tensors[tensor];
+}
+
+// Numbers that one head learns.
+HOST_DEVICE size_t posenc_params(PosKind kind) {
+    size_t params = 0;
+#define X(owner, name, rows, ...) params += kind == POS_##owner ? (size_t)(rows) : 0;
+    POSENC_TENSORS(X)
+#undef X
+    return params;
+}
+
+// Numbers of one tensor, and all that an encoding learns with NH heads, tensor after tensor: [rows,NH] or [rows].
+static inline size_t posenc_tensor_numbers(int tensor, size_t NH) {
+    return posenc_tensor(tensor)->rows * (posenc_tensor(tensor)->per_head ? NH : 1);
+}
+
+static inline size_t posenc_numbers(PosKind kind, size_t NH) {
+    size_t numbers = 0;
+    for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
+        numbers += posenc_tensor(t)->owner == kind ? posenc_tensor_numbers(t, NH) : 0;
     }
-    return atof(word);
+    return numbers;
+}
+
+// Where theta[p] of head h is among them.
+HOST_DEVICE size_t posenc_place(PosKind kind, size_t p, size_t h, size_t NH) {
+    size_t place = 0;
+#define X(owner, name, rows, heads, ...)                                         \
+    if (kind == POS_##owner) {                                                   \
+        const size_t per_row = heads == POSENC_PER_HEAD ? NH : 1;                \
+        if (p < (rows)) { return place + p * per_row + (per_row == 1 ? 0 : h); } \
+        p -= (rows), place += (rows)*per_row;                                    \
+    }
+    POSENC_TENSORS(X)
+#undef X
+    return place;
+}
+
+// theta[p] of head h in double, from all that the encoding learns.
+HOST_DEVICE double posenc_parameter(PosKind kind, const float* numbers, size_t p, size_t h, size_t NH) {
+    return (double)numbers[posenc_place(kind, p, h, NH)];
+}
+
+// Finds "bam", "bam_ssmax", ...; returns false for a name that is not in the list.
+static inline bool posenc_parse(const char* name, PosKind* kind, bool* ssmax) {
+    for (int k = 0; k < POS_COUNT; k++) {
+        const char* base = posenc_info((PosKind)k)->name;
+        size_t n = strlen(base);
+        if (strncmp(name, base, n) != 0 || (name[n] != '\0' && strcmp(name + n, "_ssmax") != 0)) { continue; }
+        *kind = (PosKind)k;
+        *ssmax = name[n] != '\0';
+        return true;
+    }
+    return false;
+}
+
+// The choices behind the encodings' flags.
+typedef struct {
+    const char* init[POSENC_TENSOR_COUNT];  // one of the tensor's words
+    bool trained[POSENC_TENSOR_COUNT];
+    double rotary_theta;      // base of the rotation's wavelengths
+    double sinusoidal_theta;  // base of the sinusoids' wavelengths
+    bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
+} PosencOptions;
+
+static inline PosencOptions posenc_default_options(void) {
+    PosencOptions o = {{NULL}, {false}, 500000.0, 10000.0, false};
+#define X(kind, name, rows, heads, learned, initial, ...) \
+    o.init[POSENC_##name] = initial, o.trained[POSENC_##name] = learned;
+    POSENC_TENSORS(X)
+#undef X
+    return o;
 }
 
 // ----------------------------------------------------------------------------
@@ -189,8 +323,10 @@ static inline double bam_initial(const PosencOptions* o, int param, size_t h, si
 
 HOST_DEVICE double posenc_bias_unclamped(PosKind kind, const double* theta, size_t h, size_t NH, size_t d) {
     switch (kind) {
-        case POS_ALIBI: return alibi_value(theta, h, NH, d);
-        case POS_BAM: return bam_value(theta, h, NH, d);
+#define X(kind, name, mechanism, terms, inside, value, ...) \
+    case POS_##kind: return value(theta, h, NH, d);
+        POSENC_LIST(X)
+#undef X
         default: return 0.0;
     }
 }
@@ -201,22 +337,38 @@ HOST_DEVICE float posenc_bias(PosKind kind, const double* theta, size_t h, size_
     return (float)(p < -POSENC_BIAS_LIMIT ? -POSENC_BIAS_LIMIT : p > POSENC_BIAS_LIMIT ? POSENC_BIAS_LIMIT : p);
 }
 
-// Derivatives of P_h(d) by the head's parameters: gradient[POSENC_MAX_PARAMS], overwritten; 0 where P is clamped.
-HOST_DEVICE void posenc_bias_derivatives(double* gradient, PosKind kind, const double* theta, size_t h, size_t NH,
-                                         size_t d) {
-    for (int p = 0; p < POSENC_MAX_PARAMS; p++) { gradient[p] = 0.0; }
-    if (!(fabs(posenc_bias_unclamped(kind, theta, h, NH, d)) < POSENC_BIAS_LIMIT)) { return; }
+// Derivative by the head's number p of P_h(d) that is not clamped.
+HOST_DEVICE double posenc_derivative_unclamped(PosKind kind, const double* theta, size_t p, size_t h, size_t NH,
+                                               size_t d) {
     switch (kind) {
-        case POS_ALIBI: alibi_derivatives(gradient, theta, d); break;
-        case POS_BAM: bam_derivatives(gradient, theta, d); break;
-        default: break;
+#define X(kind, name, mechanism, terms, inside, value, derivative, ...) \
+    case POS_##kind: return derivative(theta, p, h, NH, d);
+        POSENC_LIST(X)
+#undef X
+        default: return 0.0;
     }
 }
 
-// Initial value of parameter `param` of head h.
-static inline double posenc_initial(PosKind kind, const PosencOptions* options, int param, size_t h, size_t NH,
-                                    Random* random) {
-    return kind == POS_BAM ? bam_initial(options, param, h, NH, random) : 0.0;
+// The derivatives are 0 where this is true.
+HOST_DEVICE bool posenc_bias_clamped(PosKind kind, const double* theta, size_t h, size_t NH, size_t d) {
+    return !(fabs(posenc_bias_unclamped(kind, theta, h, NH, d)) < POSENC_BIAS_LIMIT);
+}
+
+// Initial value of a tensor's number i.
+static inline double posenc_initial(const PosencOptions* options, int tensor, size_t i, size_t NH, Random* random) {
+    const PosencTensor* t = posenc_tensor(tensor);
+    size_t p = t->per_head ? i / NH : i, h = t->per_head ? i % NH : 0;
+    for (int before = 0; before < tensor; before++) {
+        p += posenc_tensor(before)->owner == t->owner ? posenc_tensor(before)->rows : 0;
+    }
+    const char* word = options->init[tensor];
+    switch (t->owner) {
+#define X(kind, name, mechanism, terms, inside, value, derivative, initial) \
+    case POS_##kind: return initial(word, options->trained[tensor], p, h, NH, random);
+        POSENC_LIST(X)
+#undef X
+        default: return 0.0;
+    }
 }
 
 // ----------------------------------------------------------------------------

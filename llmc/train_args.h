@@ -17,8 +17,7 @@ typedef struct {
     const char *sinusoidal_freqs, *ssmax_prior;
     double rope_theta, sinusoidal_theta;
     bool global_prior, no_seq_scale;
-    const char *theta_alpha_init, *thata_beta_init, *theta_mu_init;
-    bool theta_alpha_trainable, theta_beta_trainable, theta_mu_trainable;
+    PosencOptions posenc;  // its tensors' initial values and what is trained
     double prior_lr;
     size_t batch_size, sequence_length;
     size_t min_tokens_per_step, tokens_per_step, max_tokens_per_step;
@@ -40,6 +39,22 @@ typedef struct {
     size_t debug_nan_step;
 } TrainArgs;
 
+// A flag that the published system calls otherwise, if it does, stands under that name first.
+static inline Option option_published(const char* published, Option row) {
+    if (!published) { return row; }
+    const char* own = row.name;
+    row.name = published;
+    return option_alias(own, row);
+}
+
+// The flags of each tensor that an encoding learns, as rows that follow others.
+#define INITIAL_VALUE_OPTION(kind, name, rows, heads, by_default, initial, words, most, published, what)               \
+    , option_published(published, option_row(OPTION_CHOICE, #name "_init", &a->posenc.init[POSENC_##name], initial, 0, \
+                                             0, words, what " at the start"))
+#define TRAINABLE_OPTION(kind, name, rows, heads, by_default, initial, words, most, published, what)                 \
+    , option_row(OPTION_BOOL, #name "_trainable", &a->posenc.trained[POSENC_##name], (by_default) ? "1" : "0", 0, 0, \
+                 NULL, "train " what)
+
 static inline Options train_options(TrainArgs* a) {
     const Option rows[] = {
         OPT_GROUP("Data and folders"),
@@ -48,9 +63,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_STRING(a->log_dir, "logs", "where run folders are made"),
         OPT_STRING(a->tokenizer, "data/tokenizer.model", "SentencePiece model, or bytes; read only to print samples"),
         OPT_GROUP("Model"),
-        OPT_CHOICE(a->position_encoding, "nope",
-                   "nope nope_ssmax sinusoidal sinusoidal_ssmax rotary rotary_ssmax alibi alibi_ssmax bam bam_ssmax",
-                   "positional encoding"),
+        OPT_CHOICE(a->position_encoding, "nope", posenc_choices(), "positional encoding"),
         OPT_CHOICE(a->model_size, "l12", "l2 l4 l6 l8 l12 l15 l18 l24", "named size"),
         OPT_SIZE(a->dim, NULL, 8, MODEL_MAX_DIM, "channels, instead of the size's"),
         OPT_SIZE(a->n_layers, NULL, 1, MODEL_MAX_LAYERS, "layers, instead of the size's"),
@@ -62,16 +75,10 @@ static inline Options train_options(TrainArgs* a) {
         OPT_DOUBLE(a->sinusoidal_theta, "10000", MODEL_MIN_THETA, MODEL_MAX_THETA,
                    "base of the sinusoids' wavelengths"),
         OPT_DOUBLE(a->rope_theta, "500000", MODEL_MIN_THETA, MODEL_MAX_THETA, "base of the rotation's wavelengths"),
-        OPT_CHOICE(a->ssmax_prior, "inside", "inside outside", "is BAM's bias scaled by Scalable-Softmax?"),
+        OPT_CHOICE(a->ssmax_prior, "inside", "inside outside", "is a learned bias scaled by Scalable-Softmax?"),
         OPT_BOOL(a->no_seq_scale, "0", "keep the scale of Scalable-Softmax at 1"),
-        OPT_BOOL(a->global_prior, "0", "one prior for all layers"),
-        OPT_CHOICE(a->theta_alpha_init, "0", "number slope log_slope sampled", "BAM's scale exponent at the start"),
-        option_alias("theta_beta_init",
-                     OPT_CHOICE(a->thata_beta_init, "0", "number linear sampled", "BAM's shape exponent at the start")),
-        OPT_CHOICE(a->theta_mu_init, "0", "number", "BAM's location parameter at the start"),
-        OPT_BOOL(a->theta_alpha_trainable, "1", "train BAM's scale exponent"),
-        OPT_BOOL(a->theta_beta_trainable, "1", "train BAM's shape exponent; if not, it is 1"),
-        OPT_BOOL(a->theta_mu_trainable, "0", "train BAM's location parameter"),
+        OPT_BOOL(a->global_prior, "0", "one prior for all layers") POSENC_TENSORS(INITIAL_VALUE_OPTION)
+            POSENC_TENSORS(TRAINABLE_OPTION),
         OPT_DOUBLE(a->prior_lr, NULL, 0, 1e6, "peak learning rate of the prior, instead of --learning_rate"),
         OPT_GROUP("Batches"),
         OPT_SIZE(a->batch_size, "4", 1, 1048576, "sequences per forward pass and rank"),
@@ -135,8 +142,20 @@ static inline Options train_options(TrainArgs* a) {
 // ----------------------------------------------------------------------------
 // what follows from the arguments
 
-// The model that the arguments describe, for a vocabulary that the data brings.
-static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_size, int bos) {
+// Refuses initial values that are no use.
+static inline void train_check_initial(const TrainArgs* a) {
+    for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
+        const PosencTensor* tensor = posenc_tensor(t);
+        const char* initial = a->posenc.init[t];
+        if (!(fabs(atof(initial)) <= tensor->most)) {
+            fatal("--%s %s, expected -%g to %g", tensor->init_name, initial, tensor->most, tensor->most);
+        }
+    }
+}
+
+// The model that the arguments describe: its encoding, which was parsed before, and a vocabulary that the data brings.
+static inline ModelConfig train_model_config(const TrainArgs* a, PosKind encoding, bool ssmax, size_t vocab_size,
+                                             int bos) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     const ModelSize* size = model_size_find(a->model_size);
@@ -147,22 +166,14 @@ static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_si
     c.NH = a->n_heads ? a->n_heads : size->NH;
     c.NKV = a->n_kv_heads ? a->n_kv_heads : c.NH;
     c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
-    bool known = posenc_parse(a->position_encoding, &c.encoding, &c.ssmax);
-    assert(known);
-    (void)known;
-    const PosencInfo* info = posenc_info(c.encoding);
-    c.bias_inside = info->inside && strcmp(a->ssmax_prior, "inside") == 0;
-    c.global_prior = a->global_prior && info->params > 0;
+    c.encoding = encoding, c.ssmax = ssmax;
+    c.bias_inside = posenc_info(encoding)->inside && strcmp(a->ssmax_prior, "inside") == 0;
+    c.global_prior = a->global_prior && posenc_params(encoding) > 0;
     c.train_seq_scale = !a->no_seq_scale;
-    c.posenc.alpha_init = a->theta_alpha_init, c.posenc.beta_init = a->thata_beta_init;
-    c.posenc.mu_init = a->theta_mu_init;
-    c.posenc.trainable[0] = a->theta_alpha_trainable;
-    c.posenc.trainable[1] = a->theta_beta_trainable;
-    c.posenc.trainable[2] = a->theta_mu_trainable;
+    c.posenc = a->posenc;
     c.posenc.rotary_theta = a->rope_theta, c.posenc.sinusoidal_theta = a->sinusoidal_theta;
     c.posenc.sinusoidal_vaswani = strcmp(a->sinusoidal_freqs, "vaswani") == 0;
-    // mu = 2 sinh(theta_mu): 20 is a distance of 5e8 already
-    if (!(fabs(atof(a->theta_mu_init)) <= 20)) { fatal("--theta_mu_init %s, expected -20 to 20", a->theta_mu_init); }
+    train_check_initial(a);
     model_config_check(&c);
     return c;
 }

@@ -15,6 +15,8 @@ A training run and its folder: starting or going on, saving, the end. Rank 0 alo
 typedef struct {
     TrainArgs args;
     Options options;
+    PosKind encoding;  // what --position_encoding says
+    bool ssmax;
     size_t tokens_per_step, accumulation;
     DataLoader loader;
     ModelConfig config;

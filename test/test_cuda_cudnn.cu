@@ -338,25 +338,25 @@ static void test_batches_with_many_documents(void** state) {
 
 typedef struct {
     const char* name;
-    PosKind encoding;
-    bool ssmax;
+    unsigned terms;
 } Choice;
 
 static void choose_by_name(void* choice) {
     const Choice* c = (const Choice*)choice;
-    attention_choose(c->name, c->encoding, c->ssmax);
+    attention_choose(c->name, c->terms);
 }
 
 static void test_choices(void** state) {
     (void)state;
-    Choice bam = {"cudnn", POS_BAM, false}, scaled = {"cudnn", POS_NOPE, true};
-    expect_fatal(choose_by_name, &bam, (const char* const[]){"--attention cudnn", "bam", "--attention own", NULL});
-    expect_fatal(choose_by_name, &scaled, (const char* const[]){"nope_ssmax", "--attention own", NULL});
-    attention_choose("own", POS_BAM, true);
+    Choice learned = {"cudnn", TERM_DISTANCE}, scaled = {"cudnn", TERM_SCALE};
+    expect_fatal(choose_by_name, &learned,
+                 (const char* const[]){"--attention cudnn", "no bias but ALiBi's", "--attention own", NULL});
+    expect_fatal(choose_by_name, &scaled, (const char* const[]){"no Scalable-Softmax", "--attention own", NULL});
+    attention_choose("own", TERM_DISTANCE | TERM_SCALE);
     assert_false(cudnn_attention.on);
-    attention_choose("cudnn", POS_ALIBI, false);
+    attention_choose("cudnn", posenc_terms(POS_ALIBI, false));
     assert_true(cudnn_attention.on && cudnn_attention.slopes);
-    attention_choose("cudnn", POS_ROTARY, false);
+    attention_choose("cudnn", posenc_terms(POS_ROTARY, false));
     assert_true(cudnn_attention.on && !cudnn_attention.slopes);
     cudnn_attention.on = false;
 }

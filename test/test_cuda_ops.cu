@@ -7,6 +7,9 @@ odd sizes, in the precision of the build. What is compared and how: cuda_ops_uti
 #define RMSNORM_BLOCKS ((size_t)4)
 #define SORT_WARP_ROWS ((size_t)32)
 
+// biases whose numbers are several of a tensor, or shared by all heads
+#define POSENC_EXTRA "../test/encodings.h"
+
 #include "cuda_ops_util.h"
 
 // ----------------------------------------------------------------------------
@@ -332,24 +335,42 @@ static void test_rotary(void** state) {
     check_rotary(1, 3, 40, 8, 64, &r);
 }
 
+// The table and the derivatives by posenc.h's formulas on the host, added to those in dtheta.
+static void host_bias_table(float* table, float* dtheta, const float* dtable, PosKind kind, const float* numbers,
+                            size_t NH, size_t T) {
+    double theta[POSENC_ALL_ROWS];
+    double* sums = (double*)xcalloc(posenc_numbers(kind, NH) + 1, sizeof(double));
+    for (size_t h = 0; h < NH; h++) {
+        for (size_t p = 0; p < posenc_params(kind); p++) { theta[p] = posenc_parameter(kind, numbers, p, h, NH); }
+        for (size_t d = 0; d < T; d++) {
+            table[h * T + d] = posenc_bias(kind, theta, h, NH, d);
+            for (size_t p = 0; p < posenc_params(kind); p++) {
+                const double slope = posenc_derivative_unclamped(kind, theta, p, h, NH, d);
+                sums[posenc_place(kind, p, h, NH)] += dtable[h * T + d] * slope;
+            }
+        }
+    }
+    for (size_t i = 0; i < posenc_numbers(kind, NH); i++) { dtheta[i] += (float)sums[i]; }
+    free(sums);
+}
+
 static void check_bias_table(PosKind kind, size_t NH, size_t T, Random* random) {
-    const size_t params = (size_t)posenc_info(kind)->params;
-    float *theta = random_array(params * NH, 0.5, random), *dtable = random_array(NH * T, 1.0, random);
-    float *dtheta = random_array(params * NH, 1.0, random), *want_dtheta = host_copy(dtheta, params * NH);
+    const size_t numbers = posenc_numbers(kind, NH);
+    float *theta = random_array(numbers, 0.5, random), *dtable = random_array(NH * T, 1.0, random);
+    float *dtheta = random_array(numbers, 1.0, random), *want_dtheta = host_copy(dtheta, numbers);
     float* want = host_copy(dtable, NH * T);
-    cpu::bias_table_forward(want, kind, theta, NH, T);
-    cpu::bias_table_backward(want_dtheta, dtable, kind, theta, NH, T);
-    float *d_theta = device_copy<float>(theta, params * NH), *d_dtable = device_copy<float>(dtable, NH * T);
-    float *d_table = device_copy<float>(dtable, NH * T), *d_dtheta = device_copy<float>(dtheta, params * NH);
+    host_bias_table(want, want_dtheta, dtable, kind, theta, NH, T);
+    float *d_theta = device_copy<float>(theta, numbers), *d_dtable = device_copy<float>(dtable, NH * T);
+    float *d_table = device_copy<float>(dtable, NH * T), *d_dtheta = device_copy<float>(dtheta, numbers);
     Result results[2];
     for (unsigned order = 0; order < ORDERS; order++) {
         set_order(order);
-        upload(d_dtheta, dtheta, params * NH);
-        bias_table_forward(d_table, kind, params ? d_theta : NULL, NH, T);
-        bias_table_backward(d_dtheta, d_dtable, kind, params ? d_theta : NULL, NH, T);
+        upload(d_dtheta, dtheta, numbers);
+        bias_table_forward(d_table, kind, numbers ? d_theta : NULL, NH, T);
+        bias_table_backward(d_dtheta, d_dtable, kind, numbers ? d_theta : NULL, NH, T);
         // both in double, rounded to fp32 once
         check_result(&results[0], "bias table", d_table, want, NH * T, 0x1p-23, 0, order);
-        check_result(&results[1], "bias parameters", d_dtheta, want_dtheta, params * NH, 0x1p-23, 0x1p-23, order);
+        check_result(&results[1], "bias parameters", d_dtheta, want_dtheta, numbers, 0x1p-23, 0x1p-23, order);
     }
     device_free(d_theta), device_free(d_dtable), device_free(d_table), device_free(d_dtheta);
     free(theta), free(dtable), free(dtheta), free(want_dtheta), free(want);
@@ -359,7 +380,7 @@ static void test_bias_table(void** state) {
     (void)state;
     static const size_t lengths[] = {1, 33, 127, 300};
     for (int kind = 0; kind < POS_COUNT; kind++) {
-        for (size_t i = 0; i < 4 && posenc_info((PosKind)kind)->mechanism == POSENC_BIAS; i++) {
+        for (size_t i = 0; i < 4 && posenc_info((PosKind)kind)->terms & TERM_DISTANCE; i++) {
             Random r = random_stream(8, i);
             check_bias_table((PosKind)kind, i == 1 ? 12 : 3, lengths[i], &r);
         }

@@ -52,12 +52,15 @@ static Case case_open(const char* path) {
     m->F = (size_t)number(&c, "ffn_dim"), m->bos = (int)number(&c, "bos");
     m->bias_inside =
         posenc_info(m->encoding)->inside && strcmp(safetensors_metadata(&c.file, "ssmax_prior"), "inside") == 0;
-    m->global_prior = flag(&c, "global_prior") && posenc_info(m->encoding)->params > 0;
+    m->global_prior = flag(&c, "global_prior") && posenc_params(m->encoding) > 0;
     m->train_seq_scale = !flag(&c, "no_seq_scale");
     m->posenc = posenc_default_options();
-    m->posenc.trainable[0] = flag(&c, "theta_alpha_trainable");
-    m->posenc.trainable[1] = flag(&c, "theta_beta_trainable");
-    m->posenc.trainable[2] = flag(&c, "theta_mu_trainable");
+    for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
+        if (posenc_tensor(t)->owner != m->encoding) { continue; }
+        char* name = text("%s_trainable", posenc_tensor(t)->name);
+        m->posenc.trained[t] = flag(&c, name);
+        free(name);
+    }
     m->posenc.rotary_theta = number(&c, "rope_theta"), m->posenc.sinusoidal_theta = number(&c, "sinusoidal_theta");
     m->posenc.sinusoidal_vaswani = strcmp(safetensors_metadata(&c.file, "sinusoidal_freqs"), "vaswani") == 0;
     model_config_check(m);

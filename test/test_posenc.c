@@ -107,12 +107,14 @@ static void test_bam_equals_alibi(void** state) {
     (void)state;
     enum { NH = 12, T = 512 };
     PosencOptions options = posenc_default_options();
-    options.alpha_init = "log_slope";
-    options.beta_init = "1";
+    options.init[POSENC_theta_alpha] = "log_slope";
+    options.init[POSENC_theta_beta] = "1";
     float theta[3][NH], bam[NH * T], alibi[NH * T];
     Random r = random_stream(1, 1);
     for (size_t h = 0; h < NH; h++) {
-        for (int p = 0; p < 3; p++) { theta[p][h] = (float)posenc_initial(POS_BAM, &options, p, h, NH, &r); }
+        for (int p = 0; p < 3; p++) {
+            theta[p][h] = (float)posenc_initial(&options, POSENC_theta_alpha + p, h, NH, &r);
+        }
     }
     bias_table_forward(bam, POS_BAM, *theta, NH, T);
     bias_table_forward(alibi, POS_ALIBI, NULL, NH, T);
@@ -140,12 +142,13 @@ static void test_initial_values(void** state) {
                  {"1.25", "0.5", "2", false, {{1.25, 1.25, 1.25, 1.25}, {1, 1, 1, 1}, {2, 2, 2, 2}}}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         PosencOptions o = posenc_default_options();
-        o.alpha_init = table[i].alpha, o.beta_init = table[i].beta, o.mu_init = table[i].mu;
-        o.trainable[1] = table[i].beta_trained;
+        o.init[POSENC_theta_alpha] = table[i].alpha, o.init[POSENC_theta_beta] = table[i].beta;
+        o.init[POSENC_theta_mu] = table[i].mu;
+        o.trained[POSENC_theta_beta] = table[i].beta_trained;
         Random r = random_stream(1, 1);
         for (int p = 0; p < 3; p++) {
             for (size_t h = 0; h < 4; h++) {
-                assert_true(fabs(posenc_initial(POS_BAM, &o, p, h, 4, &r) - table[i].want[p][h]) < 1e-15);
+                assert_true(fabs(posenc_initial(&o, POSENC_theta_alpha + p, h, 4, &r) - table[i].want[p][h]) < 1e-15);
             }
         }
     }

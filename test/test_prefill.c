@@ -19,7 +19,7 @@ static Model random_model(const char* encoding, size_t chunk, size_t context) {
     assert_true(posenc_parse(encoding, &c.encoding, &c.ssmax));
     c.bias_inside = posenc_info(c.encoding)->inside;
     c.posenc = posenc_default_options();
-    c.posenc.alpha_init = "sampled", c.posenc.beta_init = "sampled";
+    c.posenc.init[POSENC_theta_alpha] = "sampled", c.posenc.init[POSENC_theta_beta] = "sampled";
     model_config_check(&c);
     Model model;
     ModelPlan plan = {MODE_INFERENCE, 1, chunk, 1, context, 0, 1};

@@ -48,7 +48,7 @@ static ModelConfig config_of(size_t row) {
     c.V = rows[row].V, c.C = rows[row].C, c.L = 2, c.NH = rows[row].NH, c.NKV = rows[row].NKV, c.F = rows[row].F;
     c.global_prior = rows[row].global_prior, c.train_seq_scale = true, c.bos = -1;
     c.posenc = posenc_default_options();
-    c.posenc.trainable[2] = false;  // a frozen tensor between trained ones
+    c.posenc.trained[POSENC_theta_mu] = false;  // a frozen tensor between trained ones
     model_config_check(&c);
     return c;
 }
