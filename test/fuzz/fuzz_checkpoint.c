@@ -48,11 +48,18 @@ static void fuzz_one(const uint8_t* data, size_t size) {
     write_file("optimizer.safetensors", data + size - second, second, data_bytes(2));
     char path[256];
     snprintf(path, sizeof path, "%s/model.safetensors", fuzz_folder);
-    RunState state;
-    switch (choice & 3) {
-        case 0: checkpoint_load(&model, &state, fuzz_folder); break;
-        case 1: checkpoint_load_weights(&model, path); break;
-        default: checkpoint_init_from(&model, path, 1); break;
+    RunState state, now;
+    memset(&now, 0, sizeof now);
+    if ((choice & 3) == 0) {
+        char* folder = checkpoint_choose(fuzz_folder);
+        checkpoint_load(&model, &state, folder);
+        free(folder);
+    } else if ((choice & 3) == 1) {
+        SafeTensors file = safetensors_open(path);
+        checkpoint_load_weights(&model, &file);
+        safetensors_close(&file);
+    } else {
+        checkpoint_init_from(&model, &now, path, 1);
     }
 }
 
@@ -62,14 +69,14 @@ static void fuzz_seeds(void) {
     memset(&state, 0, sizeof state);
     state.step = 7, state.tokens_per_step = 4, state.dataset_tokens = 1000;
     cJSON* args = model_args_json(&model.config, 1, 4);
-    checkpoint_save(fuzz_folder, &model, model_state, &state, "bam_ssmax", args, 1);
+    checkpoint_save(fuzz_folder, &model, model_state, &state, "bam_ssmax", args);
     cJSON_Delete(args);
     static const char* const names[] = {"model", "optimizer"};
     char both[1 << 14];
     size_t used = 0;
     for (size_t i = 0; i < 2; i++) {
         char path[256];
-        snprintf(path, sizeof path, "%s/%s.safetensors", fuzz_folder, names[i]);
+        snprintf(path, sizeof path, "%s/checkpoints/step_000000007/%s.safetensors", fuzz_folder, names[i]);
         char* file = read_text(path, NULL);
         uint64_t length;
         memcpy(&length, file, 8);

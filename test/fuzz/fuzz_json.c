@@ -21,7 +21,10 @@ static void read_arguments(const char* path, bool resume) {
         Options options = train_options(&train);
         options_from_json(&options, args, path);
         options_check(&options);
-        ModelConfig config = train_model_config(&train, 258, 256);
+        PosKind encoding;
+        bool ssmax;
+        if (!posenc_parse(train.position_encoding, &encoding, &ssmax)) { abort(); }
+        ModelConfig config = train_model_config(&train, encoding, ssmax, 258, 256);
         cJSON* asked = model_args_json(&config, 1, 1);
         model_args_check_same(model, asked, path);
         cJSON_Delete(asked);
@@ -42,12 +45,9 @@ static void read_arguments(const char* path, bool resume) {
     cJSON_Delete(json);
 }
 
-static void read_results(const char* path) {
-    cJSON *root = results_open(path), *of = cJSON_CreateObject();
-    cJSON_AddStringToObject(of, "step", "12");
+static void put_passkey(cJSON* root, const cJSON* of, const cJSON* outdated) {
     char* key = results_passkey_key("equidistant", 2, 5, 0);
-    bool replaced;
-    cJSON* entry = results_passkey(root, key, of, &replaced);
+    cJSON* entry = results_passkey(root, key, of, outdated);
     for (size_t length = 64; length <= 256; length += 96) {
         int place, found = results_find_length(entry, length, &place);
         if (found >= 0) {
@@ -60,31 +60,48 @@ static void read_results(const char* path) {
     PasskeyResult result = {160, 2, 0.5, 0.5, 1, depths, hits};
     results_put_length(entry, &result);
     int place;
-    if (!results_passkey_is_whole(entry) || results_find_length(entry, 160, &place) < 0) { abort(); }
-    cJSON* perplexity = cJSON_CreateObject();
-    cJSON_AddNumberToObject(perplexity, "window_size", 16);
-    cJSON_AddStringToObject(perplexity, "dataset_dir", "data/a");
-    int before = results_find_perplexity(root, perplexity);
-    if (before >= 0) { results_perplexity_is_whole(cJSON_GetArrayItem(results_array(root, "perplexity"), before)); }
-    results_put_perplexity(root, perplexity);
-    if (results_find_perplexity(root, perplexity) < 0) { abort(); }
-    char* printed = cJSON_Print(root);
+    bool found = results_find_passkey(root, key, of) == entry && results_find_length(entry, 160, &place) >= 0;
+    if (!results_passkey_is_whole(entry) || !found) { abort(); }
+    free(key);
+}
+
+static void put_perplexity(cJSON* root, const cJSON* of, const cJSON* outdated) {
+    static const char* const arrays[] = {"perplexity", "positions", "standard_error"};
+    cJSON* entry = cJSON_CreateObject();
+    cJSON_AddNumberToObject(entry, "window_size", 16);
+    cJSON_AddStringToObject(entry, "dataset_dir", "data/a");
+    cJSON_AddNumberToObject(entry, "mean", 2);
+    for (size_t i = 0; i < 3; i++) {
+        cJSON_AddItemToArray(cJSON_AddArrayToObject(entry, arrays[i]), cJSON_CreateNumber(7));
+    }
+    cJSON_AddItemToObject(entry, "of", cJSON_Duplicate(of, true));
+    results_put_perplexity(root, entry, outdated);
+    if (!results_find_perplexity(root, entry)) { abort(); }
+}
+
+static void read_results(const uint8_t* data, size_t size) {
+    fuzz_named_file("results.json", data, size);
+    Results results = results_open(fuzz_folder);
+    cJSON* of = cJSON_CreateObject();
+    cJSON_AddStringToObject(of, "step", "12");
+    cJSON_AddStringToObject(of, "weights", "1234");
+    put_passkey(results.root, of, NULL);
+    put_perplexity(results.root, of, of);
+    char* printed = cJSON_Print(results.root);
     cJSON* again = cJSON_Parse(printed);
     if (!again) { abort(); }
     cJSON_free(printed);
     cJSON_Delete(again);
-    cJSON_Delete(root);
     cJSON_Delete(of);
-    free(key);
+    results_close(&results);
 }
 
 static void fuzz_one(const uint8_t* data, size_t size) {
     uint8_t choice = fuzz_take(&data, &size);
-    const char* path = fuzz_file(data, size);
     if (choice & RESULTS) {
-        read_results(path);
+        read_results(data, size);
     } else {
-        read_arguments(path, choice & RESUME);
+        read_arguments(fuzz_file(data, size), choice & RESUME);
     }
 }
 
@@ -106,7 +123,10 @@ static void seed_arguments(const char* encoding) {
                     (char*)(uintptr_t)encoding,
                     NULL};
     options_parse(&options, sizeof argv / sizeof *argv - 1, argv);
-    ModelConfig config = train_model_config(&train, 258, 256);
+    PosKind kind;
+    bool ssmax;
+    if (!posenc_parse(encoding, &kind, &ssmax)) { abort(); }
+    ModelConfig config = train_model_config(&train, kind, ssmax, 258, 256);
     cJSON* json = cJSON_CreateObject();
     cJSON_AddItemToObject(json, "args", options_to_json(&options));
     cJSON_AddItemToObject(json, "model_args", model_args_json(&config, 2, 32));
@@ -147,5 +167,7 @@ static void fuzz_seeds(void) {
         "{\"passkey\":{\"('equidistant', 2, 5, 0)\":{\"seq_lens\":[64,256],\"accs\":[1,0],\"greedy\":[1,0],"
         "\"natural\":[1,0.5],\"depths\":[[0,1],[0,1]],\"hits\":[[1,1],[0,0]],\"of\":{\"step\":\"12\"}}},"
         "\"perplexity\":[{\"window_size\":16,\"seq_len\":64,\"ntokens\":9,\"dataset_dir\":\"data/a\",\"mean\":"
-        "7.5,\"perplexity\":[7,8],\"positions\":[16,32],\"standard_error\":[0.1,null]}]}");
+        "7.5,\"perplexity\":[7,8],\"positions\":[16,32],\"standard_error\":[0.1,null],\"of\":{\"step\":\"11\","
+        "\"weights\":\"12\"}}],\"passkey_others\":[{\"key\":"
+        "\"('equidistant', 2, 5, 0)\"}],\"perplexity_others\":[{}]}");
 }

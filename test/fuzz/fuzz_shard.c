@@ -72,7 +72,7 @@ static void load(const uint8_t* data, size_t size) {
 }
 
 static void walk(const char* path) {
-    ExpectedTokens expected = {258, 0, "fuzz"};
+    ExpectedTokens expected = {.vocab_size = 258, .bos = -1, .eos = -1, .run = "fuzz"};
     TokenStream stream = token_stream_open(path, &expected);
     ArticleWalk walk = article_walk(&stream);
     Article a;
