@@ -95,7 +95,7 @@ static inline FolderContent folder_content(const ShardWriter* w, const char* rem
         char* path = text("%s/%s", w->folder, name);
         bool ours = named && shard_header_is_ours(path, finished), goes = ours && remove && ends_with(name, remove);
         if (goes && unlink(path) != 0) { fatal("%s: cannot be removed: %s", path, strerror(errno)); }
-        c.left += !goes;
+        c.left += !goes && name[0] != '.';  // the system leaves such files: .DS_Store, .nfs0001
         if (named && !ours && !c.false_shard) { c.false_shard = xstrdup(path); }
         bool other_bin = !ours && name[0] != '.' && ends_with(name, ".bin");
         if (other_bin && !c.first_other) { c.first_other = xstrdup(path); }

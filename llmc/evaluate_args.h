@@ -8,7 +8,7 @@ system's flags are kept; ours are added beside them.
 #include "backend.h"
 #include "options.h"
 #include "passkey.h"
-#include "text_inputs.h"
+#include "text_options.h"
 
 typedef struct {
     const char *log_dir, *data_dir, *tokenizer;

@@ -6,18 +6,7 @@ documents end, and what is refused before any work. Nothing is opened here, as a
 #define TEXT_INPUTS_H
 
 #include "documents.h"
-
-// The options of a program that reads texts. NULL: not given.
-typedef struct {
-    const char *format, *separator, *text_field;
-} TextOptions;
-
-#define TEXT_FORMAT_HELP "needed for - and for names that end in neither .txt nor .jsonl"
-#define TEXT_SEPARATOR_HELP                                                                                        \
-    "what separates the documents of a txt file (\\n, \\r, \\t, \\0, \\xHH and \\\\ are understood); without it, " \
-    "blank "                                                                                                       \
-    "lines do"
-#define TEXT_FIELD_HELP "the field of a jsonl line that holds the document"
+#include "text_options.h"
 
 typedef struct {
     const char* path;  // "-" = standard input
@@ -90,13 +79,18 @@ __attribute__((noreturn)) static inline void input_failed(const Input* input) {
     fatal("%s: %s; expected text that can be read", input->name, strerror(errno));
 }
 
+// The format that was given holds for all inputs, but no jsonl is read as one large text for the sake of another input.
 static inline Format input_format(const Input* input, const char* given) {
-    bool is_jsonl = given ? strcmp(given, "jsonl") == 0 : ends_with(input->path, ".jsonl");
-    if (!given && !is_jsonl && !ends_with(input->path, ".txt")) {
+    bool named_jsonl = ends_with(input->path, ".jsonl"), named = named_jsonl || ends_with(input->path, ".txt");
+    if (!given && !named) {
         fatal("%s: unknown kind of text, expected a name in .txt or .jsonl; give --format txt or --format jsonl",
               input->name);
     }
-    return is_jsonl ? FORMAT_JSONL : FORMAT_TXT;
+    if (given && strcmp(given, "txt") == 0 && named_jsonl) {
+        fatal("%s: found --format txt for a name in .jsonl; leave --format out, or give the file another name",
+              input->name);
+    }
+    return (given ? strcmp(given, "jsonl") == 0 : named_jsonl) ? FORMAT_JSONL : FORMAT_TXT;
 }
 
 static inline Input input_find(const char* path, const char* format, size_t* bytes) {

@@ -146,6 +146,48 @@ static double check_scores(const char* path, const size_t* lengths, size_t docum
     return sum;
 }
 
+// A text is scored as the shard that dataset/prepare writes of it: the same documents, the same tokens.
+static void test_program_score_reads_as_prepare(void** state) {
+    (void)state;
+    static const struct {
+        const char *name, *content, *flags;
+    } texts[] = {
+        {"mark.txt", "\xEF\xBB\xBFone\n\ntwo\n", ""},
+        {"crlf.txt", "one\r\nmore\r\n\r\ntwo\r\n", ""},
+        {"cr.txt", "one\rmore\r\rtwo\r", ""},
+        {"separator.txt", "a<end><end>\nb\n\nc<end>", "--separator '<end>'"},
+        {"lines.txt", "a\r\nb\r\n", "--separator '\\n'"},
+        {"empty.jsonl", "{\"text\":\"\"}\n{\"text\":\"a\"}\n\n{\"text\":\"\"}\n{\"text\":\"b\\r\\nc\"}", ""},
+        {"field.json", "{\"body\":\"a\"}\n", "--format jsonl --text_field body"},
+        {"stream.jsonl",
+         "{\"bamc_stream\":\"begins\"}\n{\"text\":\"a\"}\n{\"bamc_stream\":\"ends after 1 documents\"}\n", ""},
+    };
+    char* data = text("%s/texts", scratch);
+    make_directories(data);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char *path = text("%s/%s", data, texts[i].name), *of[2];
+        write_text_atomically(path, texts[i].content);
+        char* prepare = text("dataset/prepare %s %s --tokenizer bytes --out %s/shards --overwrite >/dev/null 2>&1",
+                             path, texts[i].flags, data);
+        assert_int_equal(system(prepare), 0);
+        char* unquoted = text("%s", texts[i].flags);
+        for (char* in = unquoted, *out = unquoted; (*out = *in) != '\0'; in++) { out += *in != '\''; }
+        for (int shard = 0; shard < 2; shard++) {
+            char* flags = shard ? text("--score %s/shards/shards_000000.bin --out %s/csv", data, data)
+                                : text("--score %s --out %s/csv %s", path, data, unquoted);
+            char* csv = text("%s/csv", data);
+            evaluate_quietly(run_folder, flags);
+            of[shard] = read_text(csv, NULL);
+            free(flags);
+            free(csv);
+        }
+        assert_string_equal(of[0], of[1]);
+        char* all[] = {path, prepare, unquoted, of[0], of[1]};
+        for (size_t k = 0; k < 5; k++) { free(all[k]); }
+    }
+    free(data);
+}
+
 // Scores of a shard in chunks of any size, of the same documents as text, and the perplexity over the same tokens.
 static void test_program_score(void** state) {
     (void)state;
@@ -426,7 +468,7 @@ int main(void) {
         cmocka_unit_test(test_program_perplexity),    cmocka_unit_test(test_program_partial_perplexity),
         cmocka_unit_test(test_program_other_weights), cmocka_unit_test(test_program_configurations),
         cmocka_unit_test(test_program_parallel),      cmocka_unit_test(test_program_opens_once),
-        cmocka_unit_test(test_program_hangup),
+        cmocka_unit_test(test_program_hangup),        cmocka_unit_test(test_program_score_reads_as_prepare),
     };
     return cmocka_run_group_tests(tests, make_tiny_run, NULL);
 }

@@ -71,6 +71,10 @@ static void test_inspect_others(void** state) {
     assert_refused(run("inspect", "%s", mismatch), "cut short or damaged");
     assert_refused(run("inspect", "%s/none.bin", scratch), "none.bin: No such file");
     assert_refused(run("inspect", "--documents 1"), "no shard");
+    char* pipe_name = text("%s/pipe.bin", scratch);
+    assert_int_equal(mkfifo(pipe_name, 0600), 0);
+    assert_refused(run("inspect", "%s", pipe_name), "pipe.bin: no regular file");
+    free(pipe_name);
     free(llmc);
     free(above);
     free(mismatch);

@@ -377,6 +377,7 @@ static const struct {
     {"e.txt", BYTES("x"), "--input /nowhere/f.txt", "/nowhere/f.txt: No such file"},
     {"e.txt", BYTES("x"), "--input /", "/: a folder"},
     {"e.jsonl", BYTES("{\"text\":\"a\"}"), "--separator x", "--separator is for txt"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"}"), "--format txt", "found --format txt for a name in .jsonl"},
     {"e.jsonl", BYTES("{\"text\":\"a\"}\r{\"text\":\"b\"}\r"), "", "e.jsonl:1:14: text after the object"},
     {"e.txt", BYTES("x"), "--separator ''", "expected text that is not empty"},
     {"e.txt", BYTES("x"), "--separator '\\end'", "unknown escape at '\\end'"},
@@ -487,6 +488,21 @@ static void test_overwrite_leaves_other_files(void** state) {
     remove_scratch("o");
 }
 
+// What the system leaves in a folder does not make it one that is in use.
+static void test_hidden_files(void** state) {
+    (void)state;
+    char *path = write_bytes("h.txt", BYTES("a")), *folder = text("%s/h", scratch);
+    make_directories(folder);
+    free(write_bytes("h/.nfs0001", BYTES("x")));
+    free(write_bytes("h/.thesis.bin", BYTES("x")));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s", path, folder));
+    assert_string_equal(errors.bytes, "");
+    assert_refused(run("prepare", "%s --tokenizer bytes --out %s", path, folder), "the folder is not empty");
+    free(path);
+    free(folder);
+    remove_scratch("h");
+}
+
 // Never more shards than the loader can map: later ones are larger.
 static void test_shards_grow(void** state) {
     (void)state;
@@ -573,6 +589,7 @@ int main(void) {
         cmocka_unit_test(test_late_error),
         cmocka_unit_test(test_overwrite),
         cmocka_unit_test(test_overwrite_leaves_other_files),
+        cmocka_unit_test(test_hidden_files),
         cmocka_unit_test(test_shards_grow),
         cmocka_unit_test(test_interrupted),
     };

@@ -48,7 +48,7 @@ static const struct {
     {BEGIN DOC END(2), 0, "s.jsonl:3: the stream that begins in line 1 has 1 documents, expected 2"},
     {BEGIN DOC DOC END(1), 0, "has 2 documents, expected 1"},
     {BEGIN DOC "{\"bamc_stream\": \"failed: disk full\"}\n", 0, "s.jsonl:3: the stream failed: disk full"},
-    {BEGIN DOC "{\"bamc_stream\": \"ends after 1 doc", 0, "s.jsonl:3:36: the string does not end"},
+    {BEGIN DOC "{\"bamc_stream\": \"ends after 1 doc", 0, "s.jsonl:3:34: the string does not end"},
     {BEGIN DOC "{\"bamc_stream\": \"ends after 1\"}\n", 0, "s.jsonl:3: the stream ends after 1"},
     {BEGIN DOC "{\"bamc_stream\": 1}\n", 0, "s.jsonl:3:17: the text field is no string"},
     {BEGIN "{\"te", 0, "s.jsonl:2:5: the string does not end"},
@@ -79,7 +79,7 @@ static void test_marks(void** state) {
 static void test_marks_of_large_streams(void** state) {
     (void)state;
     enum { DOCUMENTS = 150000 };
-    char *content = (char*)xcalloc(DOCUMENTS + 10, 16), *end = content;
+    char *content = (char*)xcalloc(DOCUMENTS + 10, 32), *end = content;
     end += sprintf(end, BEGIN);
     for (int i = 0; i < DOCUMENTS; i++) { end += sprintf(end, "{\"text\":\"%d\"}\n", i); }
     char* whole_end = end + sprintf(end, END(150000) BEGIN DOC);
@@ -102,16 +102,15 @@ static void test_marks_of_large_streams(void** state) {
 // ----------------------------------------------------------------------------
 // the scripts that write streams
 
-// dataset/fineweb.py is killed once so many bytes of it have come through.
+// dataset/fineweb.py is killed once so many lines of it have come through, at the end of a line.
 static void test_killed_source(void** state) {
     (void)state;
     char* make =
         text("python3 -c 'print(\"{\\\"text\\\":\\\"some words of text\\\"}\\n\" * 300000)' >%s/big.jsonl", scratch);
     assert_int_equal(system(make), 0);
-    // the reader kills the writer, which waits for room in the pipe, and hands on whole lines only
     char* script = text(
         "{ python3 dataset/fineweb.py --local %s/big.jsonl 2>/dev/null & echo $! >%s/pid; wait; } | "
-        "{ head -n 4000; kill -KILL $(cat %s/pid); } >%s/part.jsonl 2>/dev/null",
+        "{ head -n 4000; kill -KILL $(cat %s/pid); true; } >%s/part.jsonl 2>/dev/null",
         scratch, scratch, scratch, scratch);
     assert_int_equal(system(script), 0);
     assert_refused(run("prepare", "%s/part.jsonl --tokenizer bytes --out %s/k", scratch, scratch),
@@ -144,7 +143,7 @@ static void test_named_pipes(void** state) {
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         print_message("pipe %zu\n", i);
         char* command = text(
-            "P=$PWD/%s; cd %s; rm -f one.txt two.txt; mkfifo one.txt two.txt; "
+            "P=$(realpath %s); cd %s; rm -f one.txt two.txt; mkfifo one.txt two.txt; "
             "fill() { timeout 60 sh -c \"cat p.txt >$1\"; }; "
             "prepare() { timeout 60 $P \"$@\" --tokenizer bytes --out pipes --overwrite; }; { %s; } >out 2>err",
             program("prepare"), scratch, commands[i]);
