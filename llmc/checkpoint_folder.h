@@ -143,7 +143,9 @@ static inline void checkpoint_prune(const char* run, size_t step, size_t keep) {
     while (count-- > 0) {
         if (steps[count] > (long long)step) { continue; }
         char* folder = checkpoint_step_folder(run, steps[count], "");
-        if (checkpoint_files_in(folder) > 0 && kept++ >= keep) { checkpoint_remove(folder); }
+        // one without files has lost them to a removal that was interrupted
+        bool empty = checkpoint_files_in(folder) == 0;
+        if (empty || kept++ >= keep) { checkpoint_remove(folder); }
         free(folder);
     }
     free(steps);
