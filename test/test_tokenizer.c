@@ -175,7 +175,7 @@ static void test_refusals(void** state) {
         {empty, {empty, "0 bytes", "no SentencePiece model"}},
         {cut, {cut, "no SentencePiece model"}},
         {no_bos, {no_bos, "no BOS id"}},
-        {no_text, {no_text, "cannot read it"}},
+        {no_text, {no_text, "no SentencePiece model"}},
         {"/dev/zero", {"/dev/zero", "too many for a SentencePiece model"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
