@@ -218,7 +218,8 @@ static inline Tensor* model_add_tensor(Model* model, const char* name, int layer
         case SHAPE_VECTOR: t.dimensions = 1, t.shape[0] = cols; break;
         case SHAPE_HEADS: t.dimensions = 4, t.shape[0] = rows, t.shape[1] = cols, t.shape[2] = t.shape[3] = 1; break;
     }
-    model->tensors = (Tensor*)xrealloc(model->tensors, (model->tensor_count + 1) * sizeof(Tensor));
+    size_t n = model->tensor_count;
+    if ((n & (n - 1)) == 0) { model->tensors = (Tensor*)xrealloc(model->tensors, (n ? 2 * n : 1) * sizeof(Tensor)); }
     model->tensors[model->tensor_count++] = t;
     model->learned_count += t.count;
     return &model->tensors[model->tensor_count - 1];

@@ -59,6 +59,10 @@ static inline ShardInfo shard_header_read(const char* path, const int32_t words[
     if (words[1] != version) {
         fatal("%s: version %d, expected %d for magic %d; %s", path, words[1], version, words[0], make);
     }
+    if (words[4] < 0 || words[5] < 0) {
+        fatal("%s: BOS %lld and EOS %lld, expected ids, or -1 for none; %s", path, words[4] - 1LL, words[5] - 1LL,
+              make);
+    }
     ShardInfo info = {narrow ? 2u : 4u, (size_t)(uint32_t)words[2], (size_t)(uint32_t)words[3], words[4] - 1,
                       words[5] - 1,     (uint32_t)words[6]};
     if (file_bytes != SHARD_HEADER_BYTES + info.token_count * info.token_bytes) {

@@ -154,7 +154,7 @@ static bool charsmap_is_whole(std::string_view map) {
         const size_t children = place ^ ((size_t)(unit >> 10) << ((unit & 512) >> 6));
         if ((children | 255) >= units.size()) { return false; }
         if ((unit & 256) && (units[children] & 0x7fffffffu) >= texts) { return false; }
-        for (uint32_t label = 1; label < 256; label++) {
+        for (uint32_t label = 0; label < 256; label++) {  // text may hold zero bytes
             const size_t child = children ^ label;
             if ((units[child] & 0x800000ffu) != label || seen[child]) { continue; }
             seen[child] = true;

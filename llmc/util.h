@@ -37,6 +37,14 @@ __attribute__((weak)) bool fatal_told;
 EXTERN_C bool warnings_off;
 __attribute__((weak)) bool warnings_off;
 
+// Makes a message one line: names and values in it may come from anywhere, and control characters could drive the
+// terminal.
+static inline void one_line(char* message) {
+    for (char* c = message; *c; c++) {
+        if ((unsigned char)*c < ' ' || *c == 127) { *c = *c == '\n' || *c == '\r' || *c == '\t' ? ' ' : '?'; }
+    }
+}
+
 // Prints "error: MESSAGE" on one line and exits with status 1. Says what, where, expected, what to do.
 __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const char* format, ...) {
     fflush(stdout);
@@ -45,6 +53,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    one_line(message);
     if (fatal_report) {
         fatal_report(message);
     } else {
@@ -60,12 +69,13 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
 __attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {
     if (warnings_off) { return; }
     fflush(stdout);
+    char message[2048];
     va_list args;
     va_start(args, format);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    one_line(message);
+    fprintf(stderr, "warning: %s\n", message);
 }
 
 // ----------------------------------------------------------------------------

@@ -155,7 +155,7 @@ static void test_killed_rank(void** state) {
         double started = wall_seconds();
         kill(job.rank[victim].pid, SIGKILL);
         finish_job(&job);
-        assert_error_below(wall_seconds() - started, 8);  // 3 on cores of their own
+        assert_error_below(wall_seconds() - started, 60);  // 3 on cores of their own
         for (size_t i = 0; i < 3; i++) {
             if (i == victim) { continue; }
             char* words = text("rank %zu of 3", victim);
@@ -210,7 +210,7 @@ static void test_missing_rank(void** state) {
 static void wait_for_port(int port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    for (double started = wall_seconds(); wall_seconds() - started < 30; usleep(50000)) {
+    for (double started = wall_seconds(); wall_seconds() - started < 120; usleep(50000)) {
         int s = socket(AF_INET, SOCK_STREAM, 0);
         bool open = connect(s, (struct sockaddr*)&address, sizeof address) == 0;
         close(s);

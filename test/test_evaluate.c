@@ -282,7 +282,7 @@ static void test_program_partial_perplexity(void** state) {
     char *slow = text("%s--seq_batch_size 1", flags), *all = evaluate_flags(run_folder, slow);
     Run r = start_evaluate(all);
     assert_true(read_until(&r, "articles 1500"));
-    usleep(300000);
+    wait_for_work(r.pid, 0.3);
     kill(r.pid, SIGINT);
     finish_train(&r);
     assert_true(exited_with(&r, 128 + SIGINT));
@@ -463,18 +463,12 @@ static void test_program_hangup(void** state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_program_passkey),
-        cmocka_unit_test(test_program_patience),
-        cmocka_unit_test(test_program_interruption),
-        cmocka_unit_test(test_program_score),
-        cmocka_unit_test(test_program_score_reads_as_prepare),
-        cmocka_unit_test(test_program_perplexity),
-        cmocka_unit_test(test_program_partial_perplexity),
-        cmocka_unit_test(test_program_other_weights),
-        cmocka_unit_test(test_program_configurations),
-        cmocka_unit_test(test_program_parallel),
-        cmocka_unit_test(test_program_opens_once),
-        cmocka_unit_test(test_program_hangup),
+        cmocka_unit_test(test_program_passkey),       cmocka_unit_test(test_program_patience),
+        cmocka_unit_test(test_program_interruption),  cmocka_unit_test(test_program_score),
+        cmocka_unit_test(test_program_perplexity),    cmocka_unit_test(test_program_partial_perplexity),
+        cmocka_unit_test(test_program_other_weights), cmocka_unit_test(test_program_configurations),
+        cmocka_unit_test(test_program_parallel),      cmocka_unit_test(test_program_opens_once),
+        cmocka_unit_test(test_program_hangup),        cmocka_unit_test(test_program_score_reads_as_prepare),
     };
     return cmocka_run_group_tests(tests, make_tiny_run, NULL);
 }

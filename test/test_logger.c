@@ -335,11 +335,14 @@ static void append_to_full_disk(void* unused) {
 static void test_log_refusals(void** state) {
     (void)state;
     const char* path = in_folder("train.log");
-    static const char* const contents[] = {"step,loss\n1,2\n", TRAIN_LOG_HEADER "x\n",
-                                           TRAIN_LOG_HEADER "\n" ROW(0, 1) "x,1,2\n", TRAIN_LOG_HEADER "\n0,\n1,2,3\n",
-                                           TRAIN_LOG_HEADER "\n-1,2,3\n"};
-    static const char* const words[] = {"'step,loss'", "sec'", "line 3", "line 2", "line 2"};
-    for (size_t i = 0; i < 5; i++) {
+    static const char* const contents[] = {"step,loss\n1,2\n",
+                                           TRAIN_LOG_HEADER "x\n",
+                                           TRAIN_LOG_HEADER "\n" ROW(0, 1) "x,1,2\n",
+                                           TRAIN_LOG_HEADER "\n0,\n1,2,3\n",
+                                           TRAIN_LOG_HEADER "\n-1,2,3\n",
+                                           "step,\r\t\33[2J\n"};
+    static const char* const words[] = {"'step,loss'", "sec'", "line 3", "line 2", "line 2", "'step,  ?[2J'"};
+    for (size_t i = 0; i < 6; i++) {
         const char* all[] = {path, words[i], "move the file", NULL};
         expect_fatal(open_logs, (void*)contents[i], all);
         assert_file_is("train.log", contents[i]);  // untouched

@@ -541,7 +541,7 @@ static int interrupt(int signal_number) {
     char block[4096];
     for (size_t i = 0; i < sizeof block; i++) { block[i] = i % 64 > 61 ? '\n' : 'x'; }
     for (size_t i = 0; i < 2500; i++) { assert_int_equal(write(ends[1], block, sizeof block), sizeof block); }
-    for (int i = 0; i < 1000 && count_files("k", ".bin.tmp") < 2; i++) { usleep(10000); }
+    for (int i = 0; i < 12000 && count_files("k", ".bin.tmp") < 2; i++) { usleep(10000); }
     assert_true(count_files("k", ".bin.tmp") >= 2);
     assert_int_equal(count_files("k", ".bin"), 0);
     kill(child, signal_number);

@@ -9,6 +9,8 @@ pointer in the heap, survive thousands of signals.
 #include "../llmc/backend.h"
 #include "../llmc/signals.h"
 
+enum { PATIENCE = 60000 };  // milliseconds that signals may take on a busy machine
+
 static volatile sig_atomic_t caught;
 static volatile pthread_t handler_thread;
 
@@ -25,7 +27,7 @@ static void test_own_thread(void** state) {
         caught = 0;
         signal(numbers[i], on_signal);
         kill(getpid(), numbers[i]);
-        for (int wait = 0; wait < 2000 && !caught; wait++) { usleep(1000); }
+        for (int wait = 0; wait < PATIENCE && !caught; wait++) { usleep(1000); }
         assert_int_equal(caught, 1);
         assert_false(pthread_equal(handler_thread, pthread_self()));
     }
@@ -62,12 +64,12 @@ static void test_products(void** state) {
         cpu_precision = precisions[p];
         caught = 0;
         setitimer(ITIMER_REAL, &often, NULL);
-        for (double started = wall_seconds(); wall_seconds() - started < 0.5;) {
+        for (double started = wall_seconds(); caught < 2000 && wall_seconds() - started < PATIENCE / 1000;) {
             matmul_forward(out, inp, weight, workspace, N, C, OC);
             matmul_backward(dinp, dweight, out, inp, weight, workspace, N, C, OC);
         }
         setitimer(ITIMER_REAL, &never, NULL);
-        assert_true(caught > 100);
+        assert_true(caught >= 2000);
     }
     free(inp);
     free(weight);

@@ -149,6 +149,7 @@ static void test_refusals(void** state) {
     char folder[64];
     scratch_folder(folder);
     char *missing = text("%s/none.model", folder), *garbage = text("%s/garbage", folder);
+    char* no_text = text("%s/notext", folder);  // a piece without text: the library throws
     char *empty = text("%s/empty", folder), *no_bos = text("%s/nobos", folder), *cut = text("%s/cut", folder);
     FILE* f = fopen(garbage, "wb");
     for (int i = 0; i < 5000; i++) { fputc(i * 7 % 251, f); }
@@ -158,6 +159,9 @@ static void test_refusals(void** state) {
     model_create(no_bos, &recipe);
     recipe.bos = true;
     model_create(cut, &recipe);
+    static const char* const nothing[] = {"a", "", NULL};
+    recipe.pieces = nothing, recipe.type = MODEL_UNIGRAM;
+    model_create(no_text, &recipe);
     struct stat info;
     assert_int_equal(stat(cut, &info), 0);
     assert_int_equal(truncate(cut, info.st_size - 3), 0);
@@ -171,14 +175,15 @@ static void test_refusals(void** state) {
         {empty, {empty, "0 bytes", "no SentencePiece model"}},
         {cut, {cut, "no SentencePiece model"}},
         {no_bos, {no_bos, "no BOS id"}},
+        {no_text, {no_text, "no SentencePiece model"}},
         {"/dev/zero", {"/dev/zero", "too many for a SentencePiece model"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         OpenCase c = {cases[i].path};
         expect_fatal(open_it, &c, cases[i].words);
     }
-    char* all[] = {missing, garbage, empty, no_bos, cut};
-    for (size_t i = 0; i < 5; i++) {
+    char* all[] = {missing, garbage, empty, no_bos, cut, no_text};
+    for (size_t i = 0; i < 6; i++) {
         unlink(all[i]);
         free(all[i]);
     }

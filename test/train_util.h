@@ -183,6 +183,20 @@ static inline bool read_until(Run* r, const char* words) {
     return true;
 }
 
+// Waits until the process has computed for so many seconds more, however long that takes on a busy machine, or until it
+// has ended.
+static inline void wait_for_work(pid_t process, double seconds) {
+    struct timespec t;
+    clockid_t clock;
+    double started = -1;
+    while (clock_getcpuclockid(process, &clock) == 0 && clock_gettime(clock, &t) == 0) {
+        double now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+        if (started < 0) { started = now; }
+        if (now - started >= seconds || kill(process, 0) != 0) { return; }
+        usleep(1000);
+    }
+}
+
 static inline void finish_train(Run* r) {
     read_until(r, NULL);
     close(r->out_pipe);
