@@ -342,8 +342,9 @@ static double accumulate_gradients(Trainer* t) {
     for (size_t micro = 0; micro < t->accumulation; micro++) {
         dataloader_next(&t->loader);
         if (t->loader.wrapped) {
-            printf("epoch %zu: the data starts again, its last %zu tokens were too few for a step\n",
-                   (size_t)t->state.epoch + 1, t->loader.dropped);
+            printf("epoch %zu: the data starts again", (size_t)t->state.epoch + 1);
+            if (t->loader.dropped) { printf(", its last %zu tokens were too few for a step", t->loader.dropped); }
+            printf("\n");
         }
         if (t->batch_log) {
             fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro,
