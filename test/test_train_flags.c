@@ -218,7 +218,7 @@ static void test_epoch_without_a_rest(void** state) {
     assert_non_null(strstr(r.out, "epoch 1: the data starts again\n"));
     run_free(&r);
     Run rest = run_flags("rest", STEP " --batch_size 312 --sequence_length 64 --tokens_per_step 19968 --dim 16");
-    assert_non_null(strstr(rest.out, "epoch 1: the data starts again, its last 31 tokens were too few for a step\n"));
+    assert_non_null(strstr(rest.out, "epoch 1: the data starts again; its last 31 tokens were too few for a step\n"));
     run_free(&rest);
 }
 
