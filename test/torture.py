@@ -221,9 +221,16 @@ class Storm:
         return [TRAIN, "--dataset", "storm", "--data_dir", self.data, "--log_dir", logs, "--position_encoding",
                 encoding, "--num_iterations", str(self.steps), "--keep_checkpoints", str(keep)] + MODEL
 
-    def undisturbed(self, encoding):
+    def folder(self, name, size=None):
+        """A new folder for logs; a tmpfs of so many bytes where size is given."""
+        path = tempfile.mkdtemp(prefix=f"{name}_", dir=self.work)
+        if size:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=True)
+        return path
+
+    def undisturbed(self, encoding, size):
         """Trains in peace, keeping every checkpoint, and measures how long it takes to start and to make a step."""
-        logs = tempfile.mkdtemp(prefix="whole_", dir=self.work)
+        logs = self.folder("whole", size)
         begin = time.monotonic()
         life = Life(self.start_command(logs, encoding, self.steps + 1), os.path.join(self.work, "train.err"))
         life.read_until(b"\nrun      ")
@@ -296,13 +303,12 @@ class Storm:
         """One run, killed until it is finished; then compared."""
         f, r = self.figures, self.random
         encoding, keep = ENCODINGS[f.rounds % len(ENCODINGS)], r.choice([1, 1, 2, 3])
-        whole = self.undisturbed(encoding)
-        logs = tempfile.mkdtemp(prefix=f"{kind}_", dir=self.work)
+        whole_size, size = None, None
+        if kind == "disk":  # both, for steps are faster in memory
+            whole_size, size = 2 * CHECKPOINT_BYTES * self.steps, int(CHECKPOINT_BYTES * (keep + 1.2)) + 200_000
+        whole, logs = self.undisturbed(encoding, whole_size), self.folder(kind, size)
         self.run = None
         self.enough = f.kills + self.quota
-        if kind == "disk":
-            size = int(CHECKPOINT_BYTES * (keep + 1.2)) + 200_000
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", logs], check=True)
         evaluator = Evaluator(self, whole, kind == "disk") if kind in ("evaluate", "disk") else None
         if evaluator:
             evaluator.start()
@@ -316,14 +322,13 @@ class Storm:
         print(f"{kind:8} {encoding:11} {self.steps} steps, {f.kills - before:3} kills, "
               f"{time.monotonic() - begin:.1f} s", flush=True)
         f.rounds += 1
-        self.clean(kind, logs, whole)
-
-    def clean(self, kind, logs, whole):
-        if kind == "disk":
-            subprocess.run(["umount", logs], check=True)
-        if self.figures.faults == 0:
-            shutil.rmtree(logs)
-            shutil.rmtree(whole[:whole.index("/l2/")])
+        for folder in [logs, whole[:whole.index("/l2/")]]:
+            if kind == "disk" and f.faults > 0:
+                shutil.copytree(folder, folder + "_kept")
+            if kind == "disk":
+                subprocess.run(["umount", folder], check=True)
+            if f.faults == 0:
+                shutil.rmtree(folder)
 
     def lives(self, kind, logs, encoding, keep):
         """Processes one after another until one ends by itself; False when the round cannot go on."""
@@ -414,6 +419,8 @@ def main():
     work = tempfile.mkdtemp(prefix="bamc_torture_")
     storm = Storm(options, kinds, figures, work)
     turn = 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background SIGINT is ignored otherwise
+        signal.signal(number, signal.default_int_handler)
     try:
         while figures.faults == 0 and (turn < len(kinds) or figures.kills < options.kills):
             storm.round(kinds[turn % len(kinds)])
