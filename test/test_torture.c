@@ -26,7 +26,7 @@ static void test_evaluate_beside(void** state) {
 
 static void test_full_disk(void** state) {
     (void)state;
-    storm("disk", 3);
+    storm("disk", 8);
 }
 
 static void test_file_limit(void** state) {
