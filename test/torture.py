@@ -37,6 +37,7 @@ PERPLEXITY = """--tokenizer bytes --passkey_sample_size 0 --perplexity --perplex
 COLUMNS = {"train.log": [0, 2, 3, 4], "eval.log": [0, 2]}
 FILES = ["model.safetensors", "optimizer.safetensors"]
 CHECKPOINT_BYTES, LARGEST_FILE = 326_000, 217_000  # of one of these models, a little less than they are
+POLITE = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 LEFT_OUT = 77  # exit status where nothing can be done here
 MAX_STUCK = 200  # lives one after another without a new checkpoint
 
@@ -83,15 +84,13 @@ def unfinished(run):
     """What a save has left half-written in a run."""
     names = [n for n in os.listdir(run) if n.endswith(".safetensors.tmp")] if run else []
     folder = os.path.join(run, "checkpoints") if run else ""
-    return set(names + ([n for n in os.listdir(folder) if ".tmp" in n] if os.path.isdir(folder) else []))
+    return set(names + ([n for n in os.listdir(folder) if n.endswith((".tmp", ".new"))] if os.path.isdir(folder) else []))
 
 
-def traces_of_save(run, keep):
+def traces_of_save(run):
     """What shows that a program ended in the middle of a save: an unfinished folder or file, a link that does not yet
-    point to the newest checkpoint, an old checkpoint too many."""
+    point to the newest checkpoint."""
     traces, steps = unfinished(run), checkpoints(run)
-    if len(steps) > keep:
-        traces.add(f"too many: {steps}")
     for name in FILES if steps else []:
         link, newest = os.path.join(run, name), os.path.join(run, "checkpoints", f"step_{steps[-1]:09d}", name)
         if not os.path.exists(link) or not os.path.samefile(link, newest):
@@ -103,15 +102,18 @@ class Life:
     """One process: from its start to its end by itself, by an error or by signals."""
 
     def __init__(self, command, errors_to, file_limit=None):
-        def limit():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+        def before_exec():
+            for number in POLITE:  # ignored, perhaps, by whoever started this script in the background
+                signal.signal(number, signal.SIG_DFL)
+            if file_limit is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
         self.errors_path = errors_to
         self.out = b""
         with open(errors_to, "wb") as errors:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-                preexec_fn=limit if file_limit is not None else None)
+                preexec_fn=before_exec)
 
     def read_until(self, mark=None):
         while mark is None or mark not in self.out:
@@ -219,9 +221,16 @@ class Storm:
         return [TRAIN, "--dataset", "storm", "--data_dir", self.data, "--log_dir", logs, "--position_encoding",
                 encoding, "--num_iterations", str(self.steps), "--keep_checkpoints", str(keep)] + MODEL
 
-    def undisturbed(self, encoding):
+    def folder(self, name, size=None):
+        """A new folder for logs; a tmpfs of so many bytes where size is given."""
+        path = tempfile.mkdtemp(prefix=f"{name}_", dir=self.work)
+        if size:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path], check=True)
+        return path
+
+    def undisturbed(self, encoding, size):
         """Trains in peace, keeping every checkpoint, and measures how long it takes to start and to make a step."""
-        logs = tempfile.mkdtemp(prefix="whole_", dir=self.work)
+        logs = self.folder("whole", size)
         begin = time.monotonic()
         life = Life(self.start_command(logs, encoding, self.steps + 1), os.path.join(self.work, "train.err"))
         life.read_until(b"\nrun      ")
@@ -246,7 +255,7 @@ class Storm:
         r = self.random
         if self.figures.kills >= self.enough or starved and r.random() < 0.6:
             return None, []
-        number = r.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], [80, 10, 6, 4])[0]
+        number = r.choices([signal.SIGKILL] + POLITE, [80, 10, 6, 4])[0]
         at_start = r.random() < 0.2
         seconds = r.uniform(0, self.start_seconds if at_start else 16 * self.step_seconds)
         signals = [(seconds, number)]
@@ -254,11 +263,11 @@ class Storm:
             signals.append((r.uniform(0, self.step_seconds), signal.SIGKILL))
         return None if at_start else b"\nrun      ", signals
 
-    def judge(self, life, signals, kind, keep, before):
+    def judge(self, life, signals, kind, before):
         """Counts the end of a process and finds fault with it; before are the traces of those before it. Whether the
         round can go on."""
         f = self.figures
-        traces = traces_of_save(self.run, keep) - before
+        traces = traces_of_save(self.run) - before
         if life.status == -signal.SIGKILL:
             f.kills += 1
             f.at_start += not life.started()
@@ -294,13 +303,12 @@ class Storm:
         """One run, killed until it is finished; then compared."""
         f, r = self.figures, self.random
         encoding, keep = ENCODINGS[f.rounds % len(ENCODINGS)], r.choice([1, 1, 2, 3])
-        whole = self.undisturbed(encoding)
-        logs = tempfile.mkdtemp(prefix=f"{kind}_", dir=self.work)
+        whole_size, size = None, None
+        if kind == "disk":  # both, for steps are faster in memory
+            whole_size, size = 2 * CHECKPOINT_BYTES * self.steps, int(CHECKPOINT_BYTES * (keep + 1.2)) + 200_000
+        whole, logs = self.undisturbed(encoding, whole_size), self.folder(kind, size)
         self.run = None
         self.enough = f.kills + self.quota
-        if kind == "disk":
-            size = int(CHECKPOINT_BYTES * (keep + 1.2)) + 200_000
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", logs], check=True)
         evaluator = Evaluator(self, whole, kind == "disk") if kind in ("evaluate", "disk") else None
         if evaluator:
             evaluator.start()
@@ -314,14 +322,13 @@ class Storm:
         print(f"{kind:8} {encoding:11} {self.steps} steps, {f.kills - before:3} kills, "
               f"{time.monotonic() - begin:.1f} s", flush=True)
         f.rounds += 1
-        self.clean(kind, logs, whole)
-
-    def clean(self, kind, logs, whole):
-        if kind == "disk":
-            subprocess.run(["umount", logs], check=True)
-        if self.figures.faults == 0:
-            shutil.rmtree(logs)
-            shutil.rmtree(whole[:whole.index("/l2/")])
+        for folder in [logs, whole[:whole.index("/l2/")]]:
+            if kind == "disk" and f.faults > 0:
+                shutil.copytree(folder, folder + "_kept")
+            if kind == "disk":
+                subprocess.run(["umount", folder], check=True)
+            if f.faults == 0:
+                shutil.rmtree(folder)
 
     def lives(self, kind, logs, encoding, keep):
         """Processes one after another until one ends by itself; False when the round cannot go on."""
@@ -334,16 +341,20 @@ class Storm:
             resumed = self.run is not None
             command = ([TRAIN, "--checkpoint", self.run, "--checkpoint_args"] if resumed
                        else self.start_command(logs, encoding, keep))
-            before = traces_of_save(self.run, keep)
+            before = traces_of_save(self.run)
             mark, signals = self.choose_signals(full or limit is not None)
             life = Life(command, os.path.join(self.work, "train.err"), limit)
             life.strike(mark, signals)
             life.end()
             f.resumes, f.starts = f.resumes + resumed, f.starts + (not resumed)
             self.run = self.newest_run(logs, encoding)
-            if not self.judge(life, signals, kind, keep, before):
+            if not self.judge(life, signals, kind, before):
                 return False
             found = re.search(r"^resumed .* at step (\d+)$", life.out, re.M)
+            if resumed and life.started() and not found:
+                f.fault("other_faults", f"{self.run}: the resumed run does not say at which step: {life.out}")
+            if "newest whole checkpoint" in life.err:  # a kill never damages one, so none is ever passed over
+                f.fault("losses", f"{self.run}: {life.err}")
             if found and int(found[1]) < best:
                 f.fault("losses", f"{self.run}: resumed at step {found[1]}, but step {best} had been saved")
             saved = [int(s) for s in re.findall(r"^saved step (\d+) to", life.out, re.M)]
@@ -368,12 +379,11 @@ class Storm:
 
 
 def in_namespace(arguments):
-    """Runs this script again where it may mount file systems that end with it; None where that is not allowed."""
+    """Becomes this script again where it may mount file systems that end with it; returns where that is not allowed."""
     for command in (["unshare", "--mount"], ["unshare", "--mount", "--map-root-user"]):
         probe = command + ["mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
         if shutil.which("unshare") and subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode == 0:
-            return subprocess.run(command + [sys.executable, __file__, "--may_mount"] + arguments, check=False)
-    return None
+            os.execvp(command[0], command + [sys.executable, __file__, "--may_mount"] + arguments)
 
 
 def report(f, options, seconds):
@@ -397,9 +407,7 @@ def main():
         parser.error(f"--rounds {options.rounds}: expected some of {','.join(ROUNDS)}")
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
     if "disk" in kinds and not options.may_mount:
-        inside = in_namespace(sys.argv[1:])
-        if inside is not None:
-            sys.exit(inside.returncode)
+        in_namespace(sys.argv[1:])
         print("the full disk is LEFT OUT: no right to mount a tmpfs (run as root)", flush=True)
         kinds.remove("disk")
     if not kinds:
@@ -411,6 +419,8 @@ def main():
     work = tempfile.mkdtemp(prefix="bamc_torture_")
     storm = Storm(options, kinds, figures, work)
     turn = 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background SIGINT is ignored otherwise
+        signal.signal(number, signal.default_int_handler)
     try:
         while figures.faults == 0 and (turn < len(kinds) or figures.kills < options.kills):
             storm.round(kinds[turn % len(kinds)])
