@@ -62,7 +62,7 @@ deps:
 # ---------------------------------------------------------------- library
 # RANKS: what only programs need that run on several processes
 RANKS = $(patsubst %,$(BUILD)/llmc/%.o,ranks rendezvous)
-OPS = $(filter-out $(RANKS) $(BUILD)/llmc/dist.o,$(patsubst llmc/%.c,$(BUILD)/llmc/%.o,$(wildcard llmc/*.c)))
+OPS = $(filter-out $(RANKS) $(BUILD)/llmc/dist.o,$(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c llmc/*/*.c)))
 TOKENIZER = $(BUILD)/llmc/tokenizer.o
 
 $(BUILD)/llmc/%.o: llmc/%.c $(BUILD)/config.mk
@@ -247,4 +247,4 @@ format:
 clean:
 	rm -rf $(BUILD) $(PROGRAMS)
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/*/*.d $(BUILD)/llmc/*/*.d)

@@ -18,16 +18,20 @@ enum { MAX_VALUES = 16, MAX_REPETITIONS = 101 };
 
 typedef struct {
     const char* name;
-    bool bias, scaled;  // bias inside the scale, SSMax
-    size_t document;    // length, or 0
-    size_t group;       // query heads per key/value head
+    unsigned terms;
+    size_t document;  // length, or 0
+    size_t group;     // query heads per key/value head
 } Variant;
 
 static const Variant VARIANTS[] = {
-    {"plain", false, false, 0, 1},
-    {"bias inside + ssmax", true, true, 0, 1},
-    {"documents of 128", false, false, 128, 1},
-    {"grouped by 4", false, false, 0, 4},
+    {"plain", 0, 0, 1},
+    {"bias inside + ssmax", TERM_DISTANCE | TERM_SCALE, 0, 1},
+    {"documents of 128", 0, 128, 1},
+    {"grouped by 4", 0, 0, 4},
+    {"soft-cap", TERM_CAP, 0, 1},
+    {"soft-cap, approximate", TERM_CAP, 0, 1},
+    {"number by key", TERM_KEY, 0, 1},
+    {"sink", TERM_SINK, 0, 1},
 };
 
 typedef struct {
@@ -138,7 +142,8 @@ static double median(double* x, size_t n) {
 
 typedef struct {
     AttentionInput in;
-    float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count;
+    float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count, *by_key, *dby_key, *sink,
+        *dsink;
     int* start;
     void* workspace;
 } Case;
@@ -154,26 +159,30 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
     c.lse = random_floats(B * NH * T, &random), c.bias = random_floats(NH * T, &random);
     c.dbias = random_floats(NH * T, &random), c.seq_scale = random_floats(NH, &random);
     c.dseq_scale = random_floats(NH, &random), c.log_count = random_floats(B * T, &random);
+    c.by_key = random_floats(B * NH * T, &random), c.dby_key = random_floats(B * NH * T, &random);
+    c.sink = random_floats(NH, &random), c.dsink = random_floats(NH, &random);
     c.start = xcalloc(B * T, sizeof(int));
     for (size_t i = 0; i < B * T; i++) {
         size_t t = i % T, start = variant->document ? t - t % variant->document : 0;
         c.start[i] = (int)start;
         c.log_count[i] = ssmax_log_count(t - start + 1);
     }
-    c.workspace = aligned_alloc(64, round_up(attention_workspace(B, T, T, NH, NKV, HS, true), 64));
-    AttentionInput in = {.B = B, .Tq = T, .Tk = T, .NH = NH, .NKV = NKV, .HS = HS};
+    AttentionInput in = {.size = {B, T, T, NH, NKV, HS, variant->terms}};
+    c.workspace = aligned_alloc(64, round_up(attention_workspace(&in.size, true), 64));
     in.q = c.qkv, in.k = c.qkv + NH * HS, in.v = c.qkv + (NH + NKV) * HS;
     in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = T * stride;
-    in.bias = variant->bias ? c.bias : NULL, in.bias_stride = T, in.bias_inside = true;
-    in.seq_scale = variant->scaled ? c.seq_scale : NULL, in.log_count = c.log_count;
+    in.logit.by_distance = c.bias, in.logit.distance_stride = T, in.logit.inside = true;
+    in.logit.seq_scale = c.seq_scale, in.logit.log_count = c.log_count;
+    in.logit.cap = 20.0f, in.logit.cap_approximate = strstr(variant->name, "approximate") != NULL;
+    in.logit.by_key = c.by_key, in.logit.sink = c.sink;
     in.start = variant->document ? c.start : NULL;
     c.in = in;
     return c;
 }
 
 static void free_case(Case* c) {
-    float* arrays[] = {c->qkv,  c->dqkv,  c->out,       c->dout,       c->lse,
-                       c->bias, c->dbias, c->seq_scale, c->dseq_scale, c->log_count};
+    float* arrays[] = {c->qkv,       c->dqkv,       c->out,       c->dout,   c->lse,     c->bias, c->dbias,
+                       c->seq_scale, c->dseq_scale, c->log_count, c->by_key, c->dby_key, c->sink, c->dsink};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
     free(c->start);
     free(c->workspace);
@@ -188,8 +197,9 @@ static double visible_pairs(const Variant* variant, size_t B, size_t T) {
 static Result measure(const Options* o, const Variant* variant, size_t T, size_t HS) {
     Case c = make_case(o, variant, T, HS);
     const AttentionInput* in = &c.in;
-    size_t NH = in->NH, dk = NH * HS, dv = dk + in->NKV * HS;
-    double flops = 4.0 * (double)HS * (double)NH * visible_pairs(variant, in->B, T);
+    size_t NH = in->size.NH, dk = NH * HS, dv = dk + in->size.NKV * HS;
+    AttentionGradients gradients = {c.dqkv, c.dqkv + dk, c.dqkv + dv, c.dbias, c.dseq_scale, c.dby_key, c.dsink};
+    double flops = 4.0 * (double)HS * (double)NH * visible_pairs(variant, in->size.B, T);
     double forward[MAX_REPETITIONS], backward[MAX_REPETITIONS], rate[MAX_REPETITIONS];
     double forward_share[MAX_REPETITIONS], backward_share[MAX_REPETITIONS], both_share[MAX_REPETITIONS];
     matmul_rate(o);
@@ -197,8 +207,7 @@ static Result measure(const Options* o, const Variant* variant, size_t T, size_t
         double before = matmul_rate(o), start = seconds(o->cpu_time);
         attention_forward(c.out, c.lse, in, c.workspace);
         double middle = seconds(o->cpu_time);
-        attention_backward(c.dqkv, c.dqkv + dk, c.dqkv + dv, c.dbias, c.dseq_scale, c.dout, c.out, c.lse, in,
-                           c.workspace);
+        attention_backward(&gradients, c.dout, c.out, c.lse, in, c.workspace);
         double end = seconds(o->cpu_time);
         rate[r] = (before + matmul_rate(o)) / 2;
         forward[r] = middle - start, backward[r] = end - middle;
@@ -218,7 +227,7 @@ static Result measure(const Options* o, const Variant* variant, size_t T, size_t
 
 static void print_row(const Variant* variant, size_t T, size_t HS, const Result* r) {
     double rate = r->matmul_rate * 1e-9;
-    printf("%6zu %4zu  %-20s %9.2f %7.0f %6.1f %% %9.2f %7.0f %6.1f %% %7.1f %% %8.0f\n", T, HS, variant->name,
+    printf("%6zu %4zu  %-22s %9.2f %7.0f %6.1f %% %9.2f %7.0f %6.1f %% %7.1f %% %8.0f\n", T, HS, variant->name,
            r->forward * 1e3, r->forward_share * rate, r->forward_share * 100, r->backward * 1e3,
            r->backward_share * rate, r->backward_share * 100, r->both_share * 100, rate);
     fflush(stdout);
@@ -237,7 +246,7 @@ int main(int argc, char** argv) {
     Options o = parse_options(argc, argv);
     FILE* json = o.json ? fopen(o.json, "w") : NULL;
     if (o.json && !json) { fatal("%s: cannot be written: %s", o.json, strerror(errno)); }
-    printf("%6s %4s  %-20s %9s %7s %8s %9s %7s %8s %9s %8s\n", "T", "HS", "variant", "fwd ms", "GFLOP/s", "share",
+    printf("%6s %4s  %-22s %9s %7s %8s %9s %7s %8s %9s %8s\n", "T", "HS", "variant", "fwd ms", "GFLOP/s", "share",
            "bwd ms", "GFLOP/s", "share", "both", "matmul");
     for (size_t t = 0; t < o.T_count; t++) {
         for (size_t s = 0; s < o.HS_count; s++) {

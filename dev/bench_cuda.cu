@@ -188,9 +188,9 @@ typedef struct {
     size_t parts;  // documents per sequence, of equal length
     bool biased;
     const char* kernels;  // as --attention has them
-} AttentionCase;
+} BenchCase;
 
-static int* document_tokens(const AttentionCase* c) {
+static int* document_tokens(const BenchCase* c) {
     std::vector<int> tokens(c->B * c->T);
     for (size_t n = 0; n < tokens.size(); n++) { tokens[n] = n % c->T % (c->T / c->parts) == 0 ? 1 : 2; }
     int* device = (int*)device_malloc(tokens.size() * sizeof(int));
@@ -199,7 +199,7 @@ static int* document_tokens(const AttentionCase* c) {
 }
 
 // Three rows: forward, backward, both. Returns the backward's seconds.
-static double time_attention(const Table* t, const AttentionCase* c, const AttentionInput* in, void* workspace) {
+static double time_attention(const Table* t, const BenchCase* c, const AttentionInput* in, void* workspace) {
     const size_t N = c->B * c->T, C = c->NH * c->HS, part = c->T / c->parts;
     floatX *out = random_device(N * C), *dout = random_device(N * C), *dqkv = random_device(N * 3 * C);
     float *lse = floats(N * c->NH), *dbias = floats(c->NH * c->T), *dscale = floats(c->NH);
@@ -211,16 +211,16 @@ static double time_attention(const Table* t, const AttentionCase* c, const Atten
     snprintf(label, sizeof label, "attention_forward %s", name);
     const double forward = row(t, label, 0, flops, [&] { attention_forward(out, lse, in, workspace); });
     snprintf(label, sizeof label, "attention_backward %s", name);
-    const double backward = row(t, label, 0, 2.5 * flops, [&] {
-        attention_backward(dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, dout, out, lse, in, workspace);
-    });
+    const AttentionGradients to = {dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, NULL, NULL};
+    const double backward =
+        row(t, label, 0, 2.5 * flops, [&] { attention_backward(&to, dout, out, lse, in, workspace); });
     printf("| attention, both, %s | %.1f | | | %.1f | %.0f %% |\n", name, (forward + backward) * 1e6,
            3.5 * flops / (forward + backward) * 1e-12, 100 * 3.5 * flops / (forward + backward) / t->limits.matmul);
     device_free(out), device_free(dout), device_free(dqkv), device_free(lse), device_free(dbias), device_free(dscale);
     return backward;
 }
 
-static double bench_attention(const Table* t, const AttentionCase* c) {
+static double bench_attention(const Table* t, const BenchCase* c) {
     const size_t N = c->B * c->T, NH = c->NH, C = NH * c->HS, stride = 3 * C;
     attention_choose(c->kernels, 0);
     floatX* qkv = random_device(N * stride);
@@ -229,15 +229,15 @@ static double bench_attention(const Table* t, const AttentionCase* c) {
     std::vector<float> ones(NH, 0.4f);
     copy_to_device(scale, ones.data(), NH * sizeof(float));
     document_starts(start, log_count, tokens, 1, 0, 0, c->B, c->T);
-    void* workspace = device_malloc(std::max(attention_workspace(c->B, c->T, c->T, NH, NH, c->HS, false),
-                                             attention_workspace(c->B, c->T, c->T, NH, NH, c->HS, true)));
     AttentionInput in = {};
-    in.B = c->B, in.Tq = in.Tk = c->T, in.NH = in.NKV = NH, in.HS = c->HS;
+    in.size = {c->B, c->T, c->T, NH, NH, c->HS, c->biased ? (unsigned)(TERM_DISTANCE | TERM_SCALE) : 0u};
+    void* workspace =
+        device_malloc(std::max(attention_workspace(&in.size, false), attention_workspace(&in.size, true)));
     in.q = qkv, in.k = qkv + C, in.v = qkv + 2 * C;
     in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = c->T * stride;
     in.start = start, in.documents = c->B * c->parts;
-    in.log_count = log_count, in.bias_stride = c->T, in.bias_inside = true;
-    in.bias = c->biased ? bias : NULL, in.seq_scale = c->biased ? scale : NULL;
+    in.logit.log_count = log_count, in.logit.distance_stride = c->T, in.logit.inside = true;
+    in.logit.by_distance = bias, in.logit.seq_scale = scale;
     const double backward = time_attention(t, c, &in, workspace);
     device_free(qkv), device_free(bias), device_free(scale), device_free(log_count), device_free(start);
     device_free(tokens), device_free(workspace);
@@ -257,7 +257,7 @@ static void bench_attentions(const Table* t) {
     double nope[6], bam[6];
     for (size_t i = 0; i < 6; i++) {
         const size_t length = lengths[i / 3], B = std::max(t->bench->rows / length, (size_t)1);
-        AttentionCase c = {B, length, 16, head_sizes[i % 3], 1, false, "own"};
+        BenchCase c = {B, length, 16, head_sizes[i % 3], 1, false, "own"};
         nope[i] = bench_attention(t, &c);
 #ifdef USE_CUDNN
         c.kernels = "cudnn";
@@ -332,7 +332,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
     const size_t T = bench->T, B = bench->rows / T;
     const ModelConfig config = configuration(size, encoding, VOCABULARY);
     const ModelPlan plan = {MODE_TRAIN, B, T, 1, T, 0, 1};
-    attention_choose(bench->attention, config.encoding, config.ssmax);
+    attention_choose(bench->attention, posenc_terms(config.encoding, config.ssmax));
     const size_t bytes = start_model(&model, &config, &plan);
     const std::vector<int> tokens = host_ids(B * T + 1);
     const double rate = backend_matmul_rate();

@@ -6,9 +6,8 @@ DEVICE_NETWORK is what a program that trains on several ranks includes besides.
 #ifndef BACKEND_H
 #define BACKEND_H
 
-// clang-format off: attention.cuh builds on what comes before it
 #if defined(__CUDACC__) || defined(CUDA_EMULATOR)
-#include "cuda_common.cuh"
+#include "cuda_device.cuh"
 #include "copy.cuh"
 #include "embedding.cuh"
 #include "rmsnorm.cuh"
@@ -17,14 +16,11 @@ DEVICE_NETWORK is what a program that trains on several ranks includes besides.
 #include "posenc.cuh"
 #include "cross_entropy.cuh"
 #include "radam.cuh"
-#include "attention.cuh"
-#include "attention_backward.cuh"
 #define DEVICE_NETWORK "dist.cuh"
 #else
 #include "cpu_common.h"
 #include "ops.h"
 #define DEVICE_NETWORK "dist.h"
 #endif
-// clang-format on
 
 #endif

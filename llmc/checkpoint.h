@@ -25,9 +25,13 @@ static inline char* checkpoint_args_path(const char* path) {
     size_t fresh, asides;
     char* run = checkpoint_run_folder(path);
     long long *unfinished = checkpoint_list(run, ".new", &fresh), *back = checkpoint_list(run, ".aside", &asides);
-    char* folder = asides > 0 && fresh == 0 ? checkpoint_step_folder(run, back[0], ".aside") : xstrdup(run);
-    char* file = text("%s/args.json", folder);
-    free(unfinished), free(back), free(folder);
+    char* kept = asides > 0 && fresh == 0 ? checkpoint_step_folder(run, back[0], ".aside") : xstrdup(run);
+    char* file = text("%s/args.json", kept);
+    if (!file_exists(file)) {  // it is back in its place already
+        free(file);
+        file = text("%s/args.json", run);
+    }
+    free(unfinished), free(back), free(kept);
     if (!file_exists(file)) {
         fatal("%s: not found, expected a run folder with args.json; correct --checkpoint", file);
     }

@@ -5,8 +5,18 @@ contract in ops.h. Factors are floatX, sums fp32: on tensor cores in bf16, witho
 #ifndef MATMUL_CUH
 #define MATMUL_CUH
 
+#include <cublasLt.h>
+
 #include "cuda_common.cuh"
 #include "ops.h"
+
+#define cublasCheck(call)                                                                       \
+    do {                                                                                        \
+        cublasStatus_t status_ = (call);                                                        \
+        if (status_ != CUBLAS_STATUS_SUCCESS) {                                                 \
+            fatal("%s:%d: cuBLASLt: %s", __FILE__, __LINE__, cublasLtGetStatusString(status_)); \
+        }                                                                                       \
+    } while (0)
 
 // What NVIDIA recommends for Hopper; the library falls back to slower algorithms with less.
 constexpr size_t PRODUCT_WORKSPACE = (size_t)32 << 20;

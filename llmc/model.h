@@ -378,7 +378,10 @@ static inline size_t model_workspace_bytes(const Model* model) {
     MODEL_DIMENSIONS(&model->config);
     const ModelPlan* plan = &model->plan;
     bool training = plan->mode != MODE_INFERENCE;
-    size_t N = plan->B * plan->T, keys = training ? plan->T : plan->max_length;
+    size_t N = plan->B * plan->T, T = plan->T;
+    const unsigned terms = TERM_DISTANCE | TERM_SCALE;
+    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms}, reading = batch;  // reading: through a cache
+    if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
         matmul_workspace(N, C, QKV),
         matmul_workspace(N, C, C),
@@ -386,8 +389,8 @@ static inline size_t model_workspace_bytes(const Model* model) {
         matmul_workspace(N, F, C),
         matmul_workspace(1, C, V),
         cross_entropy_workspace(N, C, V),
-        attention_workspace(training ? plan->B : 1, training ? plan->T : N, keys, NH, NKV, HS, training),
-        attention_workspace(plan->B, plan->T, plan->T, NH, NKV, HS, training),
+        attention_workspace(&reading, training),
+        attention_workspace(&batch, training),
         rmsnorm_workspace(N, C),
         embedding_workspace(N, V),
     };

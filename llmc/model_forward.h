@@ -39,10 +39,12 @@ static inline const float* model_bias_table(const Model* model, size_t layer) {
 static inline AttentionInput model_attention_input(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
+    const float* bias = model_bias_table(model, layer);
+    const unsigned terms = (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u);
+    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms};
     AttentionInput in;
     memset(&in, 0, sizeof in);
-    in.B = pass->B, in.Tq = pass->T, in.Tk = pass->position + pass->T;
-    in.NH = NH, in.NKV = NKV, in.HS = HS;
+    in.size = size;
     in.q = a.qkv, in.q_stride = QKV, in.q_batch = pass->T * QKV;
     if (pass->cache) {
         in.k = pass->cache->entries + layer * pass->cache->capacity * 2 * NKV * HS;
@@ -52,10 +54,10 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
         in.k = a.qkv + NH * HS, in.v = in.k + NKV * HS;
         in.kv_stride = QKV, in.kv_batch = pass->T * QKV;
     }
-    in.bias = model_bias_table(model, layer), in.bias_stride = model->plan.max_length;
-    in.bias_inside = model->config.bias_inside;
-    in.seq_scale = SS ? model_params(model, layer).seq_scale : NULL;
-    in.log_count = a.log_count, in.start = a.start, in.documents = model->documents;
+    in.start = a.start, in.documents = model->documents;
+    in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
+    in.logit.inside = model->config.bias_inside;
+    in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
     return in;
 }
 
@@ -225,12 +227,16 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     floatX* d_qkv = a.d_wide;
     matmul_backward(a.d_norm, g.wo, a.d_residual, a.attention, p.wo, model->workspace, N, C, C);
     AttentionInput in = model_attention_input(model, layer, pass);
-    if (in.bias) { device_zero(a.d_bias, NH * in.bias_stride * sizeof(float)); }  // distances beyond T stay 0
-    attention_backward(d_qkv, d_qkv + NH * HS, d_qkv + (NH + NKV) * HS, a.d_bias, g.seq_scale, a.d_norm, a.attention,
-                       a.lse, &in, model->workspace);
+    const size_t table = in.logit.distance_stride;
+    if (attention_has(&in, TERM_DISTANCE)) { device_zero(a.d_bias, NH * table * sizeof(float)); }  // 0 beyond T
+    AttentionGradients d;
+    memset(&d, 0, sizeof d);
+    d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
+    d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
+    attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
-        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, in.bias_stride);
+        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, table);
     }
     if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);

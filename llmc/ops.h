@@ -16,6 +16,7 @@ Results are bitwise reproducible for the same build, sizes and thread count.
 
 #include <stddef.h>
 
+#include "attention/terms.h"
 #include "posenc.h"
 
 // The CPU's operators are C functions; those of a CUDA build are C++ functions of its one translation unit, so
@@ -118,47 +119,6 @@ void bias_table_forward(float* table, PosKind kind, const float* theta, size_t N
 // dtheta[posenc_numbers()] += sum over d of dtable[h,d] * dP_h(d)/dtheta, and over the heads that share the number: the
 // chain rule from the table's gradient.
 void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T);
-
-// ----------------------------------------------------------------------------
-// attention.c: fused, never a T x T matrix in memory (Dao et al. 2022), with a relative bias and
-// Scalable-Softmax
-
-// CUDA reads rows 16 bytes at a time: q, k, v aligned to 16 bytes, strides and HS multiples of 8, HS at most 128.
-typedef struct {
-    size_t B, Tq, Tk, NH, NKV, HS;  // query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk
-    const floatX *q, *k, *v;        // head h of token t: pointer + t*stride + h*HS
-    size_t q_stride, kv_stride;     // elements between tokens
-    size_t q_batch, kv_batch;       // elements between sequences
-    const float* bias;              // P[NH,bias_stride], P[h][d] at distance d; NULL for none
-    size_t bias_stride;             // at least Tk
-    bool bias_inside;               // z = g (a + P), else z = g a + P; a = q.k / sqrt(HS)
-    const float* seq_scale;         // s[NH]; g_i = s_h * log_count_i. NULL: g = 1
-    const float* log_count;         // [B,Tq], read only with seq_scale
-    const int* start;               // [B,Tq] first visible key, nondecreasing along t; NULL: 0
-    size_t documents;               // 0: not known; else each start is its document's first token, without a cache,
-                                    // and there are at most this many in the batch
-} AttentionInput;
-
-// Chooses, once at the start, what computes passes whose documents are known: "own" or "cudnn" (attention_cudnn.h).
-// terms: what attention will be given (TERM_* of posenc.h). Ends the program with one line where the build or the
-// library cannot do it.
-void attention_choose(const char* name, unsigned terms);
-
-// out[B,Tq,NH*HS] = softmax over the visible keys start_i <= j <= position_i of z, times v.
-// lse[B,NH,Tq] = the natural logarithm of the softmax's denominator; may be NULL. Overwrites both.
-// A query with one visible key gives exactly that key's value.
-void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace);
-
-// Gradients, for Tq == Tk. dq, dk, dv have the strides of q, k, v and are overwritten; dk and dv are summed
-// over the query heads that read them. dbias[NH,bias_stride], entries d < Tk, is overwritten (unused when
-// in->bias is NULL, and by cuDNN, whose bias is not learned); dseq_scale[NH] accumulates (unused when in->seq_scale is
-// NULL). out and lse are the forward's results. A query with one visible key contributes exactly zero to all but dv:
-// its softmax is constant, and rounding noise must not be multiplied by a huge bias.
-void attention_backward(floatX* dq, floatX* dk, floatX* dv, float* dbias, float* dseq_scale, const floatX* dout,
-                        const floatX* out, const float* lse, const AttentionInput* in, void* workspace);
-
-// Bytes of workspace for the forward (backward = false) or the backward of these sizes; O(T).
-size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward);
 
 // ----------------------------------------------------------------------------
 // cross_entropy.c: output head and loss, in chunks of rows so that N x V logits never exist at once

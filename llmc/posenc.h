@@ -133,6 +133,9 @@ enum {
     TERM_DISTANCE = 1 << 0,  // a bias P_h(d)
     TERM_SLOPES = 1 << 1,    // which is -slope_h d, the only one that libraries of attention know
     TERM_SCALE = 1 << 2,     // the row scale of Scalable-Softmax
+    TERM_CAP = 1 << 3,       // soft-capping of the products
+    TERM_KEY = 1 << 4,       // a number for each key and head
+    TERM_SINK = 1 << 5,      // a logit in the denominator alone
 };
 
 /*

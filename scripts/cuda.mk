@@ -42,10 +42,10 @@ CUDNN_MISSING = $(if $(filter fp32,$(PRECISION)),PRECISION=fp32 USE_CUDNN=1: cuD
     $(if $(CUDNN_INCLUDE),,USE_CUDNN=1: found no cudnn.h with libcudnn.so.9; run scripts/install_deps.sh --cudnn or set CUDNN_HOME)\
     $(if $(CUDNN_FRONTEND),,USE_CUDNN=1: found no cudnn_frontend.h; run scripts/install_deps.sh --cudnn))
 CUDNN_DEFINE = -DUSE_CUDNN
-CUDNN_OBJECT = $(BUILD)/cuda/llmc/attention_cudnn.o
+CUDNN_OBJECT = $(BUILD)/cuda/llmc/attention/cudnn_graph.o
 CUDNN_LIBS = -L$(CUDNN_LIB) -Xlinker -rpath=$(CUDNN_LIB) -l:libcudnn.so.9 -lnvrtc
 
-$(CUDNN_OBJECT): llmc/attention_cudnn.cpp $(BUILD)/cuda/flags.txt
+$(CUDNN_OBJECT): llmc/attention/cudnn_graph.cpp $(BUILD)/cuda/flags.txt
 	@mkdir -p $(@D)
 	@$(call say,c++,$<)
 	$(Q)$(CXX) $(CXXFLAGS) -isystem $(CUDNN_FRONTEND) -isystem $(CUDNN_INCLUDE) -isystem $(patsubst %/lib64,%/include,$(CUDA_LIB)) \
@@ -75,14 +75,20 @@ $(BUILD)/cuda/%.o: %.cu $(BUILD)/cuda/flags.txt
 	$(compile_cuda)
 	$(call run_nvcc,)
 
+# The kernels of attention, compiled once; an archive, for some tests use no attention.
+CUDA_ATTENTION = $(BUILD)/cuda/attention.a
+$(CUDA_ATTENTION): $(BUILD)/cuda/llmc/attention/attention.o $(CUDNN_OBJECT)
+	@rm -f $@
+	$(Q)$(AR) rcs $@ $^
+
 CUDA_PROGRAMS = $(BUILD)/cuda/train_gpt $(BUILD)/cuda/evaluate
 $(BUILD)/cuda/train_gpt: $(RANKS)
 $(BUILD)/cuda/train_gpt: CUDA_LIBS += $(LIB_NCCL) $(patsubst -Wl$(comma)%,-Xlinker %,$(filter-out -pthread,$(LIB_MPI)))
-$(CUDA_PROGRAMS): %: %.o $(TOKENIZER) $(CUDNN_OBJECT)
+$(CUDA_PROGRAMS): %: %.o $(TOKENIZER) $(CUDA_ATTENTION)
 	@$(call say,link,$@)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)
 
-$(BUILD)/cuda/dev/bench_cuda: %: %.o $(CUDNN_OBJECT)
+$(BUILD)/cuda/dev/bench_cuda: %: %.o $(CUDA_ATTENTION)
 	@$(call say,link,$@)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)
 
@@ -97,7 +103,7 @@ CUDA_TESTS_MISSING = $(if $(LIB_CMOCKA),$(if $(LIB_DNNL),,$(CUDA_TESTS_OF_CPU)) 
                        $(if $(CUDNN),,test_cuda_cudnn),$(CUDA_TESTS))
 CUDA_TESTS_HERE = $(filter-out $(CUDA_TESTS_MISSING),$(CUDA_TESTS))
 
-$(BUILD)/cuda/test/%: $(BUILD)/cuda/test/%.o $(if $(LIB_DNNL),$(OPS) $(TOKENIZER)) $(CUDNN_OBJECT)
+$(BUILD)/cuda/test/%: $(BUILD)/cuda/test/%.o $(if $(LIB_DNNL),$(OPS) $(TOKENIZER)) $(CUDA_ATTENTION)
 	@$(call say,link,$@)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS) $(if $(filter $(CUDA_TESTS_NCCL),$(@F)),$(LIB_NCCL)) $(LIB_DNNL) $(LIB_CMOCKA)
 
@@ -119,4 +125,4 @@ cuda-test-names:
 ptxas:
 	@NVCC="$(NVCC)" BUILD="$(BUILD)" $(PYTHON) scripts/ptxas.py $(CUDA_ARCHS)
 
--include $(wildcard $(BUILD)/cuda/*.d $(BUILD)/cuda/*/*.d)
+-include $(wildcard $(BUILD)/cuda/*.d $(BUILD)/cuda/*/*.d $(BUILD)/cuda/*/*/*.d)

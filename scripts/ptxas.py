@@ -3,7 +3,7 @@
 
 usage: NVCC=nvcc BUILD=build scripts/ptxas.py CAPABILITY...     such as 80 90
 
-Compiles train_gpt.cu and evaluate.c with -Xptxas -v in both precisions and fails on any spill, and where a kernel needs
+Compiles every source of kernels with -Xptxas -v in both precisions and fails on any spill, and where a kernel needs
 more than dev/ptxas_budget.txt allows. Dynamic shared memory and threads per block are chosen at launch, so that file
 also names them where the occupancy depends on them.
 """
@@ -17,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 BUDGET = "dev/ptxas_budget.txt"
 REGISTERS, THREADS, BLOCKS = 65536, 2048, 32  # of a multiprocessor
 SHARED = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228}  # KiB of a multiprocessor
-SOURCES = [("train_gpt.cu", "bf16"), ("train_gpt.cu", "fp32"), ("evaluate.c", "bf16")]
+SOURCES = [(source, precision) for source in ("llmc/attention/attention.cu", "train_gpt.cu") for precision in ("bf16", "fp32")]
 
 
 def compile_verbose(source, precision, capability):
     """What ptxas says about one translation unit."""
     nvcc, build = os.environ.get("NVCC", "nvcc"), os.environ.get("BUILD", "build")
-    out = os.path.join(build, "ptxas", f"{source}.{precision}.{capability}.cubin")
+    out = os.path.join(build, "ptxas", f"{os.path.basename(source)}.{precision}.{capability}.cubin")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     define = ["-DPRECISION_FP32"] if precision == "fp32" else []
     done = subprocess.run(

@@ -7,6 +7,7 @@ weights and knows nothing of tiles.
 
 #include "test_util.h"
 #include "../llmc/backend.h"
+#include "attention_reference.h"
 
 // fp32 sums of up to 1025 products: a few ulps (6e-8) times the square root of the length. Largest seen: 3.4e-6.
 static const double TOLERANCE = 5e-6;
@@ -30,6 +31,7 @@ typedef struct {
     Shape shape;
     AttentionInput in;
     float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count;
+    float *by_key, *dby_key, *sink, *dsink;  // NULL before add_terms
     int* start;
     size_t qkv_floats, q_size, dk, dv;  // offsets of the gradients of k and v in dqkv
 } Problem;
@@ -63,26 +65,37 @@ static inline Problem make_problem(Shape s, uint64_t seed) {
     p.start = random_starts(&s, &random), p.log_count = xcalloc(N, sizeof(float));
     if (!s.documents) { memset(p.start, 0, N * sizeof(int)); }
     for (size_t n = 0; n < N; n++) { p.log_count[n] = ssmax_log_count(n % s.T - (size_t)p.start[n] + 1); }
-    AttentionInput in = {.B = s.B, .Tq = s.T, .Tk = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS};
+    unsigned terms = (s.bias == NO_BIAS ? 0u : (unsigned)TERM_DISTANCE) | (s.scaled ? (unsigned)TERM_SCALE : 0u);
+    AttentionInput in = {.size = {s.B, s.T, s.T, s.NH, s.NKV, s.HS, terms}};
     in.q = p.qkv, in.k = p.qkv + p.dk, in.v = p.qkv + p.dv;
     in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = s.T * stride;
-    in.bias = s.bias == NO_BIAS ? NULL : p.bias, in.bias_stride = s.T + GAP, in.bias_inside = s.bias == BIAS_INSIDE;
-    in.seq_scale = s.scaled ? p.seq_scale : NULL, in.log_count = s.scaled ? p.log_count : NULL;
+    in.logit.by_distance = p.bias, in.logit.distance_stride = s.T + GAP, in.logit.inside = s.bias == BIAS_INSIDE;
+    in.logit.seq_scale = p.seq_scale, in.logit.log_count = p.log_count;
     in.start = s.documents ? p.start : NULL;
     p.in = in;
     return p;
 }
 
+// The terms beside those of a shape: TERM_CAP, TERM_KEY, TERM_SINK.
+static inline void add_terms(Problem* p, unsigned terms, float cap, uint64_t seed) {
+    Random random = random_stream(seed, 2);
+    size_t heads = p->shape.B * p->shape.NH, keys = heads * p->shape.T;
+    p->by_key = random_array(keys, 1.0, &random), p->dby_key = random_array(keys, 1.0, &random);
+    p->sink = random_array(p->shape.NH, 1.0, &random), p->dsink = xcalloc(p->shape.NH, sizeof(float));
+    p->in.size.terms |= terms;
+    p->in.logit.cap = cap, p->in.logit.by_key = p->by_key, p->in.logit.sink = p->sink;
+}
+
 static inline void free_problem(Problem* p) {
-    float* arrays[] = {p->qkv,  p->dqkv,  p->out,       p->dout,       p->lse,
-                       p->bias, p->dbias, p->seq_scale, p->dseq_scale, p->log_count};
+    float* arrays[] = {p->qkv,       p->dqkv,       p->out,       p->dout,   p->lse,     p->bias, p->dbias,
+                       p->seq_scale, p->dseq_scale, p->log_count, p->by_key, p->dby_key, p->sink, p->dsink};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
     free(p->start);
 }
 
 // Exactly as many bytes as asked for, so that the address sanitizer sees a step beyond; garbage inside.
 static inline void* make_workspace(const AttentionInput* in, bool backward) {
-    size_t bytes = attention_workspace(in->B, in->Tq, in->Tk, in->NH, in->NKV, in->HS, backward);
+    size_t bytes = attention_workspace(&in->size, backward);
     void* workspace = NULL;
     assert_int_equal(posix_memalign(&workspace, 64, bytes), 0);
     memset(workspace, 0xFF, bytes);  // NaN
@@ -95,11 +108,17 @@ static inline void forward(float* out, float* lse, const AttentionInput* in) {
     free(workspace);
 }
 
+static inline AttentionGradients problem_gradients(const Problem* p) {
+    return (AttentionGradients){p->dqkv,       p->dqkv + p->dk, p->dqkv + p->dv, p->dbias,
+                                p->dseq_scale, p->dby_key,      p->dsink};
+}
+
 static inline void backward(Problem* p) {
     void* workspace = make_workspace(&p->in, true);
     memset(p->dseq_scale, 0, p->shape.NH * sizeof(float));
-    attention_backward(p->dqkv, p->dqkv + p->dk, p->dqkv + p->dv, p->dbias, p->dseq_scale, p->dout, p->out, p->lse,
-                       &p->in, workspace);
+    if (p->dsink) { memset(p->dsink, 0, p->shape.NH * sizeof(float)); }
+    AttentionGradients gradients = problem_gradients(p);
+    attention_backward(&gradients, p->dout, p->out, p->lse, &p->in, workspace);
     free(workspace);
 }
 
@@ -107,7 +126,8 @@ static inline void backward(Problem* p) {
 // reference
 
 typedef struct {
-    double *out, *lse, *dqkv, *dbias, *dseq_scale;  // dqkv like Problem.dqkv, other arrays as in the contract
+    double *out, *lse, *dqkv, *dbias, *dseq_scale, *dby_key,
+        *dsink;  // dqkv like Problem.dqkv, others as in the contract
 } Reference;
 
 static inline Reference make_reference(const Problem* p) {
@@ -115,82 +135,34 @@ static inline Reference make_reference(const Problem* p) {
     Reference r;
     r.out = xcalloc(p->q_size, sizeof(double)), r.lse = xcalloc(s->B * s->NH * s->T, sizeof(double));
     r.dqkv = xcalloc(p->qkv_floats, sizeof(double));
-    r.dbias = xcalloc(s->NH * p->in.bias_stride, sizeof(double)), r.dseq_scale = xcalloc(s->NH, sizeof(double));
+    r.dbias = xcalloc(s->NH * p->in.logit.distance_stride, sizeof(double)),
+    r.dseq_scale = xcalloc(s->NH, sizeof(double));
+    r.dby_key = xcalloc(s->B * s->NH * s->T, sizeof(double)), r.dsink = xcalloc(s->NH, sizeof(double));
     return r;
 }
 
 static inline void free_reference(Reference* r) {
-    free(r->out), free(r->lse), free(r->dqkv), free(r->dbias), free(r->dseq_scale);
+    free(r->out), free(r->lse), free(r->dqkv), free(r->dbias), free(r->dseq_scale), free(r->dby_key), free(r->dsink);
 }
 
-static inline double dot(const float* x, const float* y, size_t n) {
-    double sums[8] = {0};  // head sizes are multiples of 8
-    for (size_t i = 0; i < n; i += 8) {
-        for (size_t lane = 0; lane < 8; lane++) { sums[lane] += (double)x[i + lane] * (double)y[i + lane]; }
-    }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
-static inline void add_scaled(double* y, double factor, const float* x, size_t n) {
-    for (size_t i = 0; i < n; i++) { y[i] += factor * (double)x[i]; }
-}
-
-// Weights of query i, and inner_j: what g multiplies in the logit of key j.
-static inline void reference_weights(const AttentionInput* in, size_t b, size_t h, size_t i, double* weights,
-                                     double* inner, double* lse) {
-    size_t position = in->Tk - in->Tq + i, first = in->start ? (size_t)in->start[b * in->Tq + i] : 0;
-    double g = in->seq_scale ? (double)in->seq_scale[h] * (double)in->log_count[b * in->Tq + i] : 1.0;
-    const float* q = in->q + b * in->q_batch + i * in->q_stride + h * in->HS;
-    double largest = -INFINITY, sum = 0;
-    for (size_t j = first; j <= position; j++) {
-        const float* k = in->k + b * in->kv_batch + j * in->kv_stride + h * in->NKV / in->NH * in->HS;
-        double bias = in->bias ? (double)in->bias[h * in->bias_stride + position - j] : 0.0;
-        inner[j] = dot(q, k, in->HS) / sqrt((double)in->HS) + (in->bias_inside ? bias : 0.0);
-        weights[j] = g * inner[j] + (in->bias_inside ? 0.0 : bias);
-        largest = fmax(largest, weights[j]);
-    }
-    for (size_t j = first; j <= position; j++) { sum += weights[j] = exp(weights[j] - largest); }
-    for (size_t j = first; j <= position; j++) { weights[j] /= sum; }
-    *lse = largest + log(sum);
-}
-
-static inline void reference_row(const Problem* p, Reference* r, size_t b, size_t h, size_t i, double* weights,
-                                 double* inner, bool gradients) {
-    const AttentionInput* in = &p->in;
-    size_t HS = in->HS, row = ((b * in->Tq + i) * in->NH + h) * HS,
-           first = in->start ? (size_t)p->start[b * in->Tq + i] : 0;
-    double ln_n = in->seq_scale ? (double)in->log_count[b * in->Tq + i] : 0.0;
-    double g = in->seq_scale ? (double)in->seq_scale[h] * ln_n : 1.0, root = sqrt((double)HS);
-    reference_weights(in, b, h, i, weights, inner, &r->lse[(b * in->NH + h) * in->Tq + i]);
-    size_t keys = (size_t)(in->k - in->q) + b * in->kv_batch + h * in->NKV / in->NH * HS;
-    size_t values = keys + (size_t)(in->v - in->k), query = b * in->q_batch + i * in->q_stride + h * HS;
-    for (size_t j = first; j <= i; j++) {
-        add_scaled(r->out + row, weights[j], p->qkv + values + j * in->kv_stride, HS);
-    }
-    if (!gradients) { return; }
-    double delta = 0;
-    for (size_t d = 0; d < HS; d++) { delta += r->out[row + d] * (double)p->dout[row + d]; }
-    for (size_t j = first; j <= i; j++) {
-        size_t k = keys + j * in->kv_stride, v = values + j * in->kv_stride;
-        double dz = weights[j] * (dot(p->qkv + v, p->dout + row, HS) - delta);
-        if (first == i) { dz = 0; }
-        add_scaled(r->dqkv + v, weights[j], p->dout + row, HS);
-        add_scaled(r->dqkv + query, dz * g / root, p->qkv + k, HS);
-        add_scaled(r->dqkv + k, dz * g / root, p->qkv + query, HS);
-        r->dbias[h * in->bias_stride + i - j] += in->bias_inside ? dz * g : dz;
-        r->dseq_scale[h] += dz * ln_n * inner[j];
-    }
+static inline AttentionCase reference_case(const AttentionInput* in) {
+    AttentionCase c = {.size = in->size, .q = in->q, .k = in->k, .v = in->v, .start = in->start};
+    c.q_stride = in->q_stride, c.kv_stride = in->kv_stride, c.q_batch = in->q_batch, c.kv_batch = in->kv_batch;
+    c.by_distance = in->logit.by_distance, c.distance_stride = in->logit.distance_stride, c.inside = in->logit.inside;
+    c.seq_scale = in->logit.seq_scale, c.log_count = in->logit.log_count;
+    c.cap = (double)in->logit.cap, c.by_key = in->logit.by_key, c.sink = in->logit.sink;
+    return c;
 }
 
 static inline Reference reference(const Problem* p, bool gradients) {
     Reference r = make_reference(p);
-    const AttentionInput* in = &p->in;
-    double *weights = xcalloc(in->Tk, sizeof(double)), *inner = xcalloc(in->Tk, sizeof(double));
-    for (size_t n = 0; n < in->B * in->NH * in->Tq; n++) {
-        size_t b = n / in->Tq / in->NH, h = n / in->Tq % in->NH;
-        reference_row(p, &r, b, h, n % in->Tq, weights, inner, gradients);
-    }
-    free(weights), free(inner);
+    AttentionCase c = reference_case(&p->in);
+    double* noise = xcalloc(c.size.NH, sizeof(double));
+    AttentionReference to = {.out = r.out, .lse = r.lse, .dq = r.dqkv, .dk = r.dqkv + p->dk, .dv = r.dqkv + p->dv};
+    to.dby_distance = r.dbias, to.dseq_scale = r.dseq_scale, to.dscale_noise = noise;
+    to.dby_key = r.dby_key, to.dsink = r.dsink;
+    attention_reference(&to, &c, gradients ? p->dout : NULL);
+    free(noise);
     return r;
 }
 
@@ -213,8 +185,8 @@ static inline double bias_error(const Problem* p, const Reference* r) {
     float* got = xcalloc(NH * T, sizeof(float));
     double* want = xcalloc(NH * T, sizeof(double));
     for (size_t h = 0; h < NH; h++) {
-        memcpy(got + h * T, p->dbias + h * p->in.bias_stride, T * sizeof(float));
-        memcpy(want + h * T, r->dbias + h * p->in.bias_stride, T * sizeof(double));
+        memcpy(got + h * T, p->dbias + h * p->in.logit.distance_stride, T * sizeof(float));
+        memcpy(want + h * T, r->dbias + h * p->in.logit.distance_stride, T * sizeof(double));
     }
     double error = relative_error(got, want, NH * T);
     free(got), free(want);
@@ -240,10 +212,18 @@ static inline void check_backward(const Problem* p, const Reference* r, double t
     assert_error_below(gradient_error(p, r, 0, p->dk), tolerance);
     assert_error_below(gradient_error(p, r, p->dk, p->dv - p->dk), tolerance);
     assert_error_below(gradient_error(p, r, p->dv, p->dv - p->dk), tolerance);
-    if (p->in.bias) { assert_error_below(bias_error(p, r), tolerance); }
-    if (p->in.seq_scale) {
+    if (attention_has(&p->in, TERM_DISTANCE)) { assert_error_below(bias_error(p, r), tolerance); }
+    if (attention_has(&p->in, TERM_SCALE)) {
         assert_error_below(relative_error(p->dseq_scale, r->dseq_scale, p->shape.NH), SCALE_TOLERANCE);
     }
+}
+
+static inline void check_added_terms(const Problem* p, const Reference* r, double tolerance) {
+    const Shape* s = &p->shape;
+    if (attention_has(&p->in, TERM_KEY)) {
+        assert_error_below(relative_error(p->dby_key, r->dby_key, s->B * s->NH * s->T), tolerance);
+    }
+    if (attention_has(&p->in, TERM_SINK)) { assert_error_below(relative_error(p->dsink, r->dsink, s->NH), tolerance); }
 }
 
 static inline void print_shape(const Shape* s) {

@@ -8,8 +8,8 @@ materialises every row of weights. Inputs are rounded to floatX first, so what i
 #include <vector>
 
 // before cmocka, which makes a macro of `fail`
-#include "../llmc/attention.cuh"
-#include "../llmc/attention_backward.cuh"
+#include "../llmc/cuda_device.cuh"
+#include "../llmc/attention/cuda_tasks.cuh"
 // clang-format off: cmocka needs these in this order, and does not say that it is C
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +20,7 @@ extern "C" {
 }
 // clang-format on
 #include "test_util.h"
+#include "attention_reference.h"
 
 enum { NO_BIAS, BIAS_INSIDE, BIAS_OUTSIDE };
 enum { TOKEN_GAP = 8, TABLE_GAP = 3 };  // unused elements after every token and every row of the table
@@ -128,7 +129,7 @@ static inline T* garbage(size_t n) {
 }
 
 static inline char* make_workspace(const AttentionInput& in, bool backward) {
-    return garbage<char>(attention_workspace(in.B, in.Tq, in.Tk, in.NH, in.NKV, in.HS, backward));
+    return garbage<char>(attention_workspace(&in.size, backward));
 }
 
 // The problem's inputs on the device.
@@ -139,6 +140,11 @@ struct Device {
     int* start;
 };
 
+static inline AttentionSizes sizes(const Shape& s) {
+    const unsigned terms = (s.bias == NO_BIAS ? 0u : (unsigned)TERM_DISTANCE) | (s.scaled ? (unsigned)TERM_SCALE : 0u);
+    return {s.B, s.T, s.T, s.NH, s.NKV, s.HS, terms};
+}
+
 static inline Device to_device(const Problem& p) {
     const Shape& s = p.shape;
     Device d;
@@ -146,12 +152,12 @@ static inline Device to_device(const Problem& p) {
     d.qkv = upload_rounded(p.qkv), d.dout = upload_rounded(p.dout), d.bias = upload(p.bias);
     d.seq_scale = upload(p.seq_scale), d.log_count = upload(p.log_count), d.start = upload(p.start);
     AttentionInput& in = d.in;
-    in.B = s.B, in.Tq = in.Tk = s.T, in.NH = s.NH, in.NKV = s.NKV, in.HS = s.HS;
+    in.size = sizes(s);
     in.q = d.qkv, in.k = d.qkv + p.key_column, in.v = d.qkv + p.value_column;
     in.q_stride = in.kv_stride = p.stride, in.q_batch = in.kv_batch = s.T * p.stride;
-    in.bias = s.bias == NO_BIAS ? NULL : d.bias, in.bias_stride = p.bias_stride;
-    in.bias_inside = s.bias == BIAS_INSIDE;
-    in.seq_scale = s.scaled ? d.seq_scale : NULL, in.log_count = s.scaled ? d.log_count : NULL;
+    in.logit.by_distance = d.bias, in.logit.distance_stride = p.bias_stride;
+    in.logit.inside = s.bias == BIAS_INSIDE;
+    in.logit.seq_scale = d.seq_scale, in.logit.log_count = d.log_count;
     in.start = s.documents ? d.start : NULL;
     for (size_t n = 0; n < s.B * s.T; n++) { in.documents += n % s.T == (s.documents ? (size_t)p.start[n] : 0); }
     return d;
@@ -163,13 +169,13 @@ static inline void free_device(Device& d) {
 }
 
 static inline std::vector<float> forward(const AttentionInput& in, std::vector<float>* lse) {
-    const size_t N = in.B * in.Tq * in.NH;
-    floatX* out = garbage<floatX>(N * in.HS);
+    const size_t N = in.size.B * in.size.Tq * in.size.NH;
+    floatX* out = garbage<floatX>(N * in.size.HS);
     float* device_lse = lse ? garbage<float>(N) : NULL;
     char* workspace = make_workspace(in, false);
     attention_forward(out, device_lse, &in, workspace);
     cudaCheck(cudaDeviceSynchronize());
-    std::vector<float> result = download(out, N * in.HS);
+    std::vector<float> result = download(out, N * in.size.HS);
     if (lse) { *lse = download(device_lse, N); }
     void* all[] = {out, device_lse, workspace};
     for (void* x : all) { cudaCheck(cudaFree(x)); }
@@ -185,8 +191,8 @@ static inline Result forward_backward(const Problem& p) {
     float* dseq_scale = upload(std::vector<float>(s.NH, 0.0f));
     char* workspace = make_workspace(d.in, true);
     attention_forward(out, lse, &d.in, workspace);
-    attention_backward(dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, d.dout, out, lse, &d.in,
-                       workspace);
+    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL};
+    attention_backward(&to, d.dout, out, lse, &d.in, workspace);
     cudaCheck(cudaDeviceSynchronize());
     Result r;
     r.out = download(out, N * s.HS), r.lse = download(lse, N), r.dqkv = download(dqkv, p.qkv.size());
@@ -200,56 +206,17 @@ static inline Result forward_backward(const Problem& p) {
 // ----------------------------------------------------------------------------
 // reference
 
-static inline double dot(const float* x, const float* y, size_t n) {
-    double sum = 0;
-    for (size_t i = 0; i < n; i++) { sum += (double)x[i] * (double)y[i]; }
-    return sum;
-}
-
-static inline void add_scaled(double* y, double factor, const float* x, size_t n) {
-    for (size_t i = 0; i < n; i++) { y[i] += factor * (double)x[i]; }
-}
-
-// Weights of query i, and inner_j: what g multiplies in the logit of key j.
-static inline void reference_weights(const Problem& p, size_t b, size_t h, size_t i, double* weights, double* inner,
-                                     double* lse) {
+static inline AttentionCase reference_case(const Problem& p) {
     const Shape& s = p.shape;
-    const size_t row = b * s.T + i, first = (size_t)p.start[row];
-    const double g = s.scaled ? (double)p.seq_scale[h] * (double)p.log_count[row] : 1.0;
-    double largest = -INFINITY, sum = 0;
-    for (size_t j = first; j <= i; j++) {
-        const float* k = &p.qkv[(b * s.T + j) * p.stride + p.key_column + h * s.NKV / s.NH * s.HS];
-        const double bias = s.bias ? (double)p.bias[h * p.bias_stride + i - j] : 0.0;
-        inner[j] = dot(&p.qkv[row * p.stride + h * s.HS], k, s.HS) / sqrt((double)s.HS);
-        if (s.bias == BIAS_INSIDE) { inner[j] += bias; }
-        weights[j] = g * inner[j] + (s.bias == BIAS_OUTSIDE ? bias : 0.0);
-        largest = fmax(largest, weights[j]);
-    }
-    for (size_t j = first; j <= i; j++) { sum += weights[j] = exp(weights[j] - largest); }
-    for (size_t j = first; j <= i; j++) { weights[j] /= sum; }
-    *lse = largest + log(sum);
-}
-
-static inline void reference_gradients(const Problem& p, Reference& r, size_t b, size_t h, size_t i,
-                                       const double* weights, const double* inner) {
-    const Shape& s = p.shape;
-    const size_t row = b * s.T + i, first = (size_t)p.start[row], query = row * p.stride + h * s.HS;
-    const double ln_n = s.scaled ? (double)p.log_count[row] : 0.0, root = sqrt((double)s.HS);
-    const double g = s.scaled ? (double)p.seq_scale[h] * ln_n : 1.0;
-    const float* dout = &p.dout[(row * s.NH + h) * s.HS];
-    double delta = 0, scale_term = 0;
-    for (size_t d = 0; d < s.HS; d++) { delta += r.out[(row * s.NH + h) * s.HS + d] * (double)dout[d]; }
-    for (size_t j = first; j <= i; j++) {
-        const size_t at = (b * s.T + j) * p.stride + h * s.NKV / s.NH * s.HS;
-        const size_t k = at + p.key_column, v = at + p.value_column;
-        const double dz = first == i ? 0.0 : weights[j] * (dot(&p.qkv[v], dout, s.HS) - delta);
-        add_scaled(&r.dqkv[v], weights[j], dout, s.HS);
-        add_scaled(&r.dqkv[query], dz * g / root, &p.qkv[k], s.HS);
-        add_scaled(&r.dqkv[k], dz * g / root, &p.qkv[query], s.HS);
-        r.dbias[h * p.bias_stride + i - j] += s.bias == BIAS_INSIDE ? dz * g : dz;
-        scale_term += dz * ln_n * inner[j];
-    }
-    r.dseq_scale[h] += scale_term, r.scale_noise[h] += scale_term * scale_term;
+    AttentionCase c;
+    memset(&c, 0, sizeof c);
+    c.size = sizes(s);
+    c.q = p.qkv.data(), c.k = c.q + p.key_column, c.v = c.q + p.value_column;
+    c.q_stride = c.kv_stride = p.stride, c.q_batch = c.kv_batch = s.T * p.stride;
+    c.start = p.start.data();
+    c.by_distance = p.bias.data(), c.distance_stride = p.bias_stride, c.inside = s.bias == BIAS_INSIDE;
+    c.seq_scale = p.seq_scale.data(), c.log_count = p.log_count.data();
+    return c;
 }
 
 static inline Reference reference(const Problem& p, bool gradients) {
@@ -257,17 +224,14 @@ static inline Reference reference(const Problem& p, bool gradients) {
     Reference r;
     r.out.resize(p.dout.size()), r.lse.resize(s.B * s.NH * s.T), r.dqkv.resize(p.qkv.size());
     r.dbias.resize(p.bias.size()), r.dseq_scale.resize(s.NH), r.scale_noise.resize(s.NH);
-    std::vector<double> weights(s.T), inner(s.T);
-    for (size_t n = 0; n < s.B * s.NH * s.T; n++) {
-        const size_t b = n / s.T / s.NH, h = n / s.T % s.NH, i = n % s.T, row = b * s.T + i;
-        reference_weights(p, b, h, i, weights.data(), inner.data(), &r.lse[n]);
-        for (size_t j = (size_t)p.start[row]; j <= i; j++) {
-            const size_t v = (b * s.T + j) * p.stride + p.value_column + h * s.NKV / s.NH * s.HS;
-            add_scaled(&r.out[(row * s.NH + h) * s.HS], weights[j], &p.qkv[v], s.HS);
-        }
-        if (gradients) { reference_gradients(p, r, b, h, i, weights.data(), inner.data()); }
-    }
-    for (double& x : r.scale_noise) { x = sqrt(x); }
+    const AttentionCase c = reference_case(p);
+    double* dqkv = r.dqkv.data();
+    AttentionReference to;
+    memset(&to, 0, sizeof to);
+    to.out = r.out.data(), to.lse = r.lse.data();
+    to.dq = dqkv, to.dk = dqkv + p.key_column, to.dv = dqkv + p.value_column;
+    to.dby_distance = r.dbias.data(), to.dseq_scale = r.dseq_scale.data(), to.dscale_noise = r.scale_noise.data();
+    attention_reference(&to, &c, gradients ? p.dout.data() : NULL);
     return r;
 }
 

@@ -19,6 +19,7 @@ extern "C" {
 
 #include "test_util.h"
 
+#include "../llmc/cuda_device.cuh"
 #include "../llmc/cross_entropy.cuh"
 #include "../llmc/copy.cuh"
 #include "../llmc/embedding.cuh"

@@ -96,7 +96,7 @@ else
         check "$source as C++" "$CXX" -std=c++17 ${warnings#-std=gnu11 } -x c++ "$source"
     done
     if command -v clang >/dev/null; then
-        for source in llmc/*.c dataset/*.c; do check "clang $source" clang -march=native $warnings "$source"; done
+        for source in llmc/*.c llmc/*/*.c dataset/*.c; do check "clang $source" clang -march=native $warnings "$source"; done
         for source in train_gpt.cu evaluate.c; do check "clang $source" clang $warnings -x c "$source"; done
     fi
 fi

@@ -14,8 +14,8 @@ static void check_gaps(const Problem* p) {
         for (size_t c = stride - GAP; c < stride; c++) { assert_true(p->dqkv[n * stride + c] == UNTOUCHED); }
     }
     for (size_t h = 0; h < p->shape.NH; h++) {
-        for (size_t d = p->shape.T; d < p->in.bias_stride; d++) {
-            assert_true(p->dbias[h * p->in.bias_stride + d] == UNTOUCHED);
+        for (size_t d = p->shape.T; d < p->in.logit.distance_stride; d++) {
+            assert_true(p->dbias[h * p->in.logit.distance_stride + d] == UNTOUCHED);
         }
     }
 }
@@ -23,7 +23,7 @@ static void check_gaps(const Problem* p) {
 static void check_shape(Shape s, uint64_t seed) {
     Problem p = make_problem(s, seed);
     fill(p.dqkv, p.qkv_floats, UNTOUCHED);
-    fill(p.dbias, s.NH * p.in.bias_stride, UNTOUCHED);
+    fill(p.dbias, s.NH * p.in.logit.distance_stride, UNTOUCHED);
     forward(p.out, p.lse, &p.in);
     backward(&p);
     Reference r = reference(&p, true);
@@ -72,8 +72,8 @@ static void test_accumulates_and_optional_outputs(void** state) {
     float* first = xcalloc(p.shape.NH, sizeof(float));
     memcpy(first, p.dseq_scale, p.shape.NH * sizeof(float));
     void* workspace = make_workspace(&p.in, true);
-    attention_backward(p.dqkv, p.dqkv + p.dk, p.dqkv + p.dv, p.dbias, p.dseq_scale, p.dout, p.out, p.lse, &p.in,
-                       workspace);
+    AttentionGradients gradients = problem_gradients(&p);
+    attention_backward(&gradients, p.dout, p.out, p.lse, &p.in, workspace);
     for (size_t h = 0; h < p.shape.NH; h++) { assert_true(p.dseq_scale[h] == first[h] + first[h]); }
     float* out = random_array(p.q_size, 1.0, &(Random){1});
     attention_forward(out, NULL, &p.in, workspace);  // the backward's workspace is enough
@@ -111,7 +111,7 @@ static void test_any_number_of_threads_gives_the_same_bits(void** state) {
             run_with_threads(&many, threads);
             assert_memory_equal(one.out, many.out, one.q_size * sizeof(float));
             assert_memory_equal(one.dqkv, many.dqkv, one.qkv_floats * sizeof(float));
-            assert_memory_equal(one.dbias, many.dbias, shapes[i].NH * one.in.bias_stride * sizeof(float));
+            assert_memory_equal(one.dbias, many.dbias, shapes[i].NH * one.in.logit.distance_stride * sizeof(float));
             assert_memory_equal(one.dseq_scale, many.dseq_scale, shapes[i].NH * sizeof(float));
             free_problem(&many);
         }
@@ -128,7 +128,7 @@ static void run_chunk(const Problem* p, const float* cache, size_t capacity, siz
     const Shape* s = &p->shape;
     size_t row = s->NKV * s->HS;
     AttentionInput in = p->in;
-    in.Tq = count, in.Tk = position + count;
+    in.size.Tq = count, in.size.Tk = position + count;
     in.q = p->qkv + position * in.q_stride;
     in.k = cache, in.v = cache + row, in.kv_stride = 2 * row, in.kv_batch = capacity * 2 * row;
     int* start = xcalloc(s->B * count, sizeof(int));
@@ -138,7 +138,7 @@ static void run_chunk(const Problem* p, const float* cache, size_t capacity, siz
         memcpy(start + b * count, p->start + b * s->T + position, count * sizeof(int));
         memcpy(log_count + b * count, p->log_count + b * s->T + position, count * sizeof(float));
     }
-    in.start = in.start ? start : NULL, in.log_count = log_count;
+    in.start = in.start ? start : NULL, in.logit.log_count = log_count;
     forward(chunk, NULL, &in);
     size_t C = s->NH * s->HS;
     for (size_t b = 0; b < s->B; b++) {
@@ -191,19 +191,24 @@ static void test_chunks_equal_the_whole(void** state) {
 }
 
 // The workspace of a longer pass is enough for any shorter one.
+static size_t workspace_of(size_t B, size_t Tq, size_t Tk, bool backward) {
+    AttentionSizes size = {B, Tq, Tk, 6, 2, 48, TERM_DISTANCE | TERM_SCALE};
+    return attention_workspace(&size, backward);
+}
+
 static void test_workspace_grows_with_every_size(void** state) {
     (void)state;
     for (int threads = 1; threads <= 5; threads++) {
         set_threads(threads);
         for (int backward = 0; backward < 2; backward++) {
-            size_t largest = attention_workspace(4, 700, 700, 6, 2, 48, backward);
+            size_t largest = workspace_of(4, 700, 700, backward);
             for (size_t B = 1; B <= 4; B++) {
                 for (size_t T = 1; T <= 700; T += 99) {
-                    assert_true(attention_workspace(B, T, 700, 6, 2, 48, false) <= largest);
-                    assert_true(attention_workspace(B, T, T, 6, 2, 48, backward) <= largest);
+                    assert_true(workspace_of(B, T, 700, false) <= largest);
+                    assert_true(workspace_of(B, T, T, backward) <= largest);
                 }
             }
-            size_t twice = attention_workspace(4, 1400, 1400, 6, 2, 48, backward);
+            size_t twice = workspace_of(4, 1400, 1400, backward);
             assert_true(twice < 3 * largest);  // O(T)
         }
     }
@@ -227,7 +232,7 @@ static void test_packed_documents_equal_separate_ones(void** state) {
     size_t C = s.NH * s.HS;
     for (size_t doc = 0, first = 0; doc < sizeof lengths / sizeof *lengths; first += lengths[doc++]) {
         AttentionInput in = packed.in;
-        in.Tq = in.Tk = lengths[doc], in.start = NULL, in.log_count += first;
+        in.size.Tq = in.size.Tk = lengths[doc], in.start = NULL, in.logit.log_count += first;
         in.q += first * in.q_stride, in.k += first * in.kv_stride, in.v += first * in.kv_stride;
         float* out = xcalloc(lengths[doc] * C, sizeof(float));
         double* want = xcalloc(lengths[doc] * C, sizeof(double));
@@ -295,7 +300,7 @@ static void test_zero_queries_leave_the_bias(void** state) {
     for (size_t h = 0; h < 2; h++) {
         for (size_t i = 0; i < 140; i++) {
             double sum = 0;
-            for (size_t d = 0; d <= i; d++) { sum += exp((double)p.bias[h * p.in.bias_stride + d]); }
+            for (size_t d = 0; d <= i; d++) { sum += exp((double)p.bias[h * p.in.logit.distance_stride + d]); }
             assert_error_below(fabs((double)p.lse[h * 140 + i] - log(sum)), 1e-6);
         }
     }
@@ -331,7 +336,7 @@ static void check_extreme(const Extreme* e, int bias, bool scaled, float seq_sca
     for (size_t h = 0; h < 2; h++) {
         p.seq_scale[h] = seq_scale;
         for (size_t d = 0; d < 140; d++) {
-            p.bias[h * p.in.bias_stride + d] = (d % 2 ? e->odd : e->even) + e->slope * (float)d;
+            p.bias[h * p.in.logit.distance_stride + d] = (d % 2 ? e->odd : e->even) + e->slope * (float)d;
         }
     }
     forward(p.out, p.lse, &p.in);
@@ -373,16 +378,17 @@ static void test_bias_over_a_long_context(void** state) {
     float *v = random_array((size_t)T * HS, 1.0, &random), *bias = xcalloc(T, sizeof(float)), out[HS], lse;
     double theta[3] = {0.0, 2.0, 0.0};
     for (size_t d = 0; d < T; d++) { bias[d] = posenc_bias(POS_BAM, theta, 0, 1, d); }
-    AttentionInput in = {.B = 1, .Tq = 1, .Tk = T, .NH = 1, .NKV = 1, .HS = HS};
+    AttentionInput in = {.size = {1, 1, T, 1, 1, HS, TERM_DISTANCE}};
     in.q = q, in.k = k, in.v = v, in.q_stride = in.kv_stride = HS, in.q_batch = HS, in.kv_batch = (size_t)T * HS;
-    in.bias = bias, in.bias_stride = T, in.bias_inside = true;
+    in.logit.by_distance = bias, in.logit.distance_stride = T, in.logit.inside = true;
     forward(out, &lse, &in);
-    double *weights = xcalloc(T, sizeof(double)), *inner = xcalloc(T, sizeof(double)), want_lse, want[HS] = {0};
-    reference_weights(&in, 0, 0, 0, weights, inner, &want_lse);
-    for (size_t j = 0; j < T; j++) { add_scaled(want, weights[j], v + j * HS, HS); }
+    double want_lse, want[HS] = {0};
+    AttentionCase c = reference_case(&in);
+    AttentionReference to = {.out = want, .lse = &want_lse};
+    attention_reference(&to, &c, NULL);
     assert_error_below(relative_error(out, want, HS), TOLERANCE);
     assert_error_below(fabs((double)lse - want_lse), 1e-6);
-    free(q), free(k), free(v), free(bias), free(weights), free(inner);
+    free(q), free(k), free(v), free(bias);
 }
 
 // Large logits of both signs: the gradient recomputes the softmax where lse is too coarse.
@@ -392,7 +398,7 @@ static void test_gradients_where_lse_is_coarse(void** state) {
     for (size_t i = 0; i < sizeof levels / sizeof *levels; i++) {
         Problem p = make_problem((Shape){1, 150, 3, 3, 24, BIAS_OUTSIDE, false, true}, 70 + i);
         zero_queries(&p);  // logits of one level are exact, sums of order-1 scores with it are not
-        fill(p.bias, p.shape.NH * p.in.bias_stride, levels[i]);
+        fill(p.bias, p.shape.NH * p.in.logit.distance_stride, levels[i]);
         forward(p.out, p.lse, &p.in);
         backward(&p);
         Reference r = reference(&p, true);
@@ -407,7 +413,7 @@ static void test_a_constant_bias_leaves_the_scale_alone(void** state) {
     (void)state;
     Problem p = make_problem((Shape){1, 150, 2, 1, 32, BIAS_INSIDE, true, true}, 80);
     zero_queries(&p);
-    fill(p.bias, p.shape.NH * p.in.bias_stride, -65536.0f);
+    fill(p.bias, p.shape.NH * p.in.logit.distance_stride, -65536.0f);
     forward(p.out, p.lse, &p.in);
     backward(&p);
     for (size_t h = 0; h < 2; h++) { assert_error_below(fabs((double)p.dseq_scale[h]), 1e-9); }
@@ -421,7 +427,7 @@ static void test_one_visible_key(void** state) {
     for (int c = 0; c < 3 * BIAS_CASES * 2; c++) {
         Problem p = make_problem((Shape){1, 100, 2, 1, 48, c / 3 % BIAS_CASES, c / 9 == 1, true}, 21);
         for (size_t t = 0; t < 100; t++) { p.start[t] = (int)t, p.log_count[t] = 0.0f; }
-        fill(p.bias, 2 * p.in.bias_stride, biases[c % 3]);
+        fill(p.bias, 2 * p.in.logit.distance_stride, biases[c % 3]);
         forward(p.out, p.lse, &p.in);
         backward(&p);
         assert_true(all_finite(p.lse, 200));
@@ -433,8 +439,8 @@ static void test_one_visible_key(void** state) {
                 assert_true(gradient[p.dv + d] == p.dout[t * 96 + d] + p.dout[t * 96 + 48 + d]);
             }
         }
-        for (size_t d = 0; d < 100 && p.in.bias; d++) {
-            assert_true(p.dbias[d] == 0.0f && p.dbias[p.in.bias_stride + d] == 0.0f);
+        for (size_t d = 0; d < 100 && attention_has(&p.in, TERM_DISTANCE); d++) {
+            assert_true(p.dbias[d] == 0.0f && p.dbias[p.in.logit.distance_stride + d] == 0.0f);
         }
         assert_true(p.dseq_scale[0] == 0.0f && p.dseq_scale[1] == 0.0f);
         free_problem(&p);
@@ -483,11 +489,13 @@ static void test_finite_differences(void** state) {
         backward(&p);
         for (size_t h = 0; h < 2; h++) {
             for (size_t d = 0; d < 23; d++) {
-                size_t at = h * p.in.bias_stride + d;
+                size_t at = h * p.in.logit.distance_stride + d;
                 assert_error_below(fabs(finite_difference(&p, p.bias + at) - (double)p.dbias[at]), 1e-5);
             }
             double scale_gradient = finite_difference(&p, p.seq_scale + h);
-            if (p.in.seq_scale) { assert_error_below(fabs(scale_gradient - (double)p.dseq_scale[h]), 1e-4); }
+            if (attention_has(&p.in, TERM_SCALE)) {
+                assert_error_below(fabs(scale_gradient - (double)p.dseq_scale[h]), 1e-4);
+            }
         }
         free_problem(&p);
     }

@@ -166,11 +166,12 @@ static void run_chunk(const Problem& p, size_t capacity, size_t position, size_t
     int* device_start = upload(start);
     AttentionInput in;
     memset(&in, 0, sizeof in);
-    in.B = s.B, in.Tq = count, in.Tk = Tk, in.NH = s.NH, in.NKV = s.NKV, in.HS = s.HS;
+    in.size = sizes(s);
+    in.size.Tq = count, in.size.Tk = Tk;
     in.q = device_queries, in.q_stride = C, in.q_batch = count * C;
     in.k = device_cache, in.v = device_cache + row / 2, in.kv_stride = row, in.kv_batch = capacity * row;
-    in.bias = s.bias ? bias : NULL, in.bias_stride = p.bias_stride, in.bias_inside = s.bias == BIAS_INSIDE;
-    in.seq_scale = s.scaled ? seq_scale : NULL, in.log_count = device_log_count;
+    in.logit.by_distance = bias, in.logit.distance_stride = p.bias_stride, in.logit.inside = s.bias == BIAS_INSIDE;
+    in.logit.seq_scale = seq_scale, in.logit.log_count = device_log_count;
     in.start = s.documents ? device_start : NULL;
     const std::vector<float> chunk = forward(in, NULL);
     for (size_t b = 0; b < s.B; b++) {
@@ -214,34 +215,42 @@ static void test_splits_equal_the_whole(void** state) {
         set_log_counts(p);
         std::vector<float> out(p.dout.size(), 0.0f);
         run_chunk(p, T, T - QUERIES, QUERIES, &out);
-        std::vector<double> weights(T), inner(T), want(p.dout.size());
-        double lse;
-        for (size_t n = 0; n < 2 * QUERIES * 2; n++) {
-            const size_t b = n / 2 / QUERIES, h = n % 2, i = T - QUERIES + n / 2 % QUERIES, row = (b * T + i) * 2 + h;
-            reference_weights(p, b, h, i, weights.data(), inner.data(), &lse);
-            for (size_t j = (size_t)p.start[b * T + i]; j <= i; j++) {
-                add_scaled(&want[row * 32], weights[j], &p.qkv[(b * T + j) * p.stride + p.value_column], 32);
-            }
+        AttentionCase c = reference_case(p);
+        std::vector<int> start;
+        std::vector<float> log_count, got;
+        for (size_t n = 0; n < 2 * QUERIES; n++) {
+            const size_t token = (n / QUERIES + 1) * T - QUERIES + n % QUERIES;
+            start.push_back(p.start[token]), log_count.push_back(p.log_count[token]);
+            got.insert(got.end(), &out[token * 64], &out[token * 64] + 64);
         }
-        assert_error_below(array_error(out, want), TOLERANCE.out);
+        c.size.Tq = QUERIES, c.q += (T - QUERIES) * p.stride, c.start = start.data(), c.log_count = log_count.data();
+        std::vector<double> want(got.size()), lse(2 * QUERIES * 2);
+        AttentionReference to;
+        memset(&to, 0, sizeof to);
+        to.out = want.data(), to.lse = lse.data();
+        attention_reference(&to, &c, NULL);
+        assert_error_below(array_error(got, want), TOLERANCE.out);
     }
     AttentionInput in;
     memset(&in, 0, sizeof in);
-    in.B = 2, in.NH = 2, in.Tq = QUERIES, in.Tk = T;
+    in.size.B = 2, in.size.NH = 2, in.size.Tq = QUERIES, in.size.Tk = T;
     assert_int_equal(attention_splits(&in, attention_rows(32)), 4);
 }
+
+static size_t workspace_of(const AttentionSizes& size, bool backward) { return attention_workspace(&size, backward); }
 
 static void test_workspace_grows_with_every_size(void** state) {
     (void)state;
     for (int backward = 0; backward < 2; backward++) {
-        const size_t largest = attention_workspace(40, 1400, 1400, 12, 2, 48, backward);
+        const size_t largest = workspace_of({40, 1400, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, backward);
         for (size_t B = 1; B <= 40; B++) {
             for (size_t T = 1; T <= 1400; T += 99) {
-                assert_true(attention_workspace(B, T, 1400, 12, 2, 48, false) <= largest);
-                assert_true(attention_workspace(B, T, T, 12, 2, 48, backward) <= largest);
+                assert_true(workspace_of({B, T, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, false) <= largest);
+                assert_true(workspace_of({B, T, T, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, backward) <= largest);
             }
         }
-        assert_true(attention_workspace(1, 131072, 131072, 16, 16, 48, backward) < (size_t)131072 * 8192);  // O(T)
+        assert_true(workspace_of({1, 131072, 131072, 16, 16, 48, TERM_DISTANCE | TERM_SCALE}, backward) <
+                    (size_t)131072 * 8192);  // O(T)
     }
 }
 
@@ -256,8 +265,8 @@ static void test_accumulates_and_optional_outputs(void** state) {
     floatX *out = upload_rounded(once.out), *dqkv = garbage<floatX>(p.qkv.size());
     float *lse = upload(once.lse), *dbias = garbage<float>(p.bias.size()), *dseq_scale = upload(once.dseq_scale);
     char* workspace = make_workspace(d.in, true);
-    attention_backward(dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, d.dout, out, lse, &d.in,
-                       workspace);
+    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL};
+    attention_backward(&to, d.dout, out, lse, &d.in, workspace);
     cudaCheck(cudaDeviceSynchronize());
     const std::vector<float> twice = download(dseq_scale, 4);
     for (size_t h = 0; h < 4; h++) { assert_true(twice[h] == once.dseq_scale[h] + once.dseq_scale[h]); }
@@ -270,7 +279,7 @@ static void test_accumulates_and_optional_outputs(void** state) {
 static void forward_of_head_size(void* HS) {
     AttentionInput in;
     memset(&in, 0, sizeof in);
-    in.B = in.Tq = in.Tk = in.NH = in.NKV = 1, in.HS = *(size_t*)HS;
+    in.size.B = in.size.Tq = in.size.Tk = in.size.NH = in.size.NKV = 1, in.size.HS = *(size_t*)HS;
     attention_forward(NULL, NULL, &in, NULL);
 }
 

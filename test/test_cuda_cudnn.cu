@@ -1,13 +1,14 @@
 /*
 cuDNN's attention against the float64 reference of our own. In a build with USE_CUDNN, for a GPU, cuDNN itself computes.
 In the emulator a stand-in does, on the host: it reads tensors and the arrays that describe documents as
-attention_cudnn.h has them, so what is tested is everything on our side of that interface.
+cudnn_graph.h has them, so what is tested is everything on our side of that interface.
 */
 #ifndef USE_CUDNN
 #define USE_CUDNN
 #define STAND_IN
 #endif
 #include "cuda_attention_util.h"
+#include "../llmc/attention/attention.cu"  // as a build with USE_CUDNN has it
 
 // Relative root mean square errors. cuDNN rounds weights, their gradients and results to bf16 as our kernels do, whose
 // errors are 2e-3 (out) and up to 5e-3 (gradients); the stand-in rounds results only.
@@ -308,9 +309,9 @@ static void test_passes_that_cudnn_gets(void** state) {
     assert_int_equal(seen.forwards, 2), assert_int_equal(seen.shape.documents, 0);
     d.in.documents = 0;  // not known
     forward(d.in, &lse);
-    d.in.documents = 2, d.in.Tq = 29;  // behind a cache
+    d.in.documents = 2, d.in.size.Tq = 29;  // behind a cache
     forward(d.in, &lse);
-    d.in.Tq = 30;
+    d.in.size.Tq = 30;
     forward(d.in, NULL);
     cudnn_attention.on = false;
     forward(d.in, &lse);
@@ -324,7 +325,8 @@ static void test_batches_with_many_documents(void** state) {
     choose(true);
     Problem p = make_cudnn_problem({2, 64, 2, 2, 16, BIAS_OUTSIDE, false, true}, 10);
     for (size_t n = 0; n < 128; n++) { p.start[n] = (int)(n % 64); }
-    const size_t planned = attention_workspace(2, 64, 64, 2, 2, 16, true);
+    const AttentionSizes size = sizes(p.shape);
+    const size_t planned = attention_workspace(&size, true);
     const Result got = forward_backward(p);
     assert_int_equal(seen.shape.documents, 128);
     assert_true(planned < 128 * STAND_IN_BYTES);

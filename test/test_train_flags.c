@@ -4,6 +4,7 @@ what --help prints parses, reaches args.json and has an effect.
 */
 #include "train_util.h"
 
+#include "../llmc/model.h"
 #include "../llmc/model_args.h"
 #include "../llmc/train_args.h"
 
@@ -56,10 +57,6 @@ static const struct {
     {STEP " --theta_mu_init 30", "--theta_mu_init 30|-20 to 20"},
     {STEP " --theta_alpha_init steep", "--theta_alpha_init: found 'steep'|log_slope"},
     {STEP " --dim 65536 --n_heads 1024 --n_layers 1000", "the model needs|free|--model_size"},
-    {STEP
-     " --batch_size 1048576 --sequence_length 16777216 --tokens_per_step 17592186044416 --dim 65536 --n_heads 1024 "
-     "--overfit_single_batch",
-     "20000 tokens"},
     {STEP " --log_dir caf\xE9", "--log_dir|not UTF-8"},
     {STEP " --init_from nowhere.safetensors", "nowhere.safetensors: No such file"},
     // the machine
@@ -213,6 +210,18 @@ static void test_rounding(void** state) {
     }
 }
 
+// 7 steps of 2857 tokens and the last target are all of the data: nothing is left when it starts again.
+static void test_epoch_without_a_rest(void** state) {
+    (void)state;
+    Run r = run_flags("epoch", STEP " --batch_size 2857 --sequence_length 7 --tokens_per_step 19999 --dim 16");
+    assert_true(exited_with(&r, 0));
+    assert_non_null(strstr(r.out, "epoch 1: the data starts again\n"));
+    run_free(&r);
+    Run rest = run_flags("rest", STEP " --batch_size 312 --sequence_length 64 --tokens_per_step 19968 --dim 16");
+    assert_non_null(strstr(rest.out, "epoch 1: the data starts again; its last 31 tokens were too few for a step\n"));
+    run_free(&rest);
+}
+
 // Each flag, on top of the same run, changes the weights that come out of it.
 static void test_effects(void** state) {
     (void)state;
@@ -343,6 +352,22 @@ static void test_model_args_refusals(void** state) {
     }
 }
 
+static void plan_too_much(void* unused) {
+    (void)unused;
+    const char* json = "{\"dim\": 65536, \"n_layers\": 1000, \"n_heads\": 1024, \"vocab_size\": 2147483648}";
+    ModelConfig c = model_config_from_json(cJSON_Parse(json), "bam_ssmax", -1, "run/args.json");
+    ModelPlan plan = {MODE_TRAIN, 1 << 20, 1 << 24, 1, 1 << 24, 0, 1};
+    Model m;
+    model_plan(&m, &c, &plan);
+}
+
+// Sizes whose products no size_t holds are refused before anything is made of them.
+static void test_sizes_that_overflow(void** state) {
+    (void)state;
+    static const char* const words[] = {"1048576 x 16777216 tokens", "--batch_size", NULL};
+    expect_fatal(plan_too_much, NULL, words);
+}
+
 static void compare_model_args(void* pair) {
     const char* const* json = (const char* const*)pair;
     model_args_check_same(cJSON_Parse(json[0]), cJSON_Parse(json[1]), "run");
@@ -383,10 +408,12 @@ int main(void) {
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_published_command),
         cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_epoch_without_a_rest),
         cmocka_unit_test(test_effects),
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_default_validation),
         cmocka_unit_test(test_model_args_refusals),
+        cmocka_unit_test(test_sizes_that_overflow),
         cmocka_unit_test(test_model_args_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,12 +31,27 @@ $(BUILD)/emu/$(1)/%.o: test/emu/%.cpp $(BUILD)/config.mk
 .PRECIOUS: $(BUILD)/emu/$(1)/%.o
 endef
 
+# The kernels of attention, compiled once for all programs of a folder. An archive, so that a test which compiles them
+# itself (with USE_CUDNN) does not get them twice.
+# $(call EMU_ATTENTION,folder,build,flags)
+define EMU_ATTENTION
+$(BUILD)/emu/$(1)/attention.a: llmc/attention/attention.cu $(BUILD)/config.mk
+	@mkdir -p $$(@D)
+	$$(EMU_CXX) $$(EMU_FLAGS) $$(emu_test_flags_$(2)) $(3) -MT $$@ -x c++ -c -o $$(@:.a=.o) $$<
+	@rm -f $$@
+	$(AR) rcs $$@ $$(@:.a=.o)
+endef
+
+$(foreach build,plain asan race,$(eval $(call EMU_ATTENTION,$(build),$(build),)))
+$(foreach build,plain asan race,$(eval $(call EMU_ATTENTION,$(build)_fp32,$(build),-DPRECISION_FP32)))
+
 # $(call EMU_PROGRAM,folder,build,flags)
 define EMU_PROGRAM
-$(BUILD)/emu/$(1)/test_%: test/test_%.cu $(EMU_SOURCES:test/emu/%.cpp=$(BUILD)/emu/$(2)/%.o) $(OPS) $(TOKENIZER)
+$(BUILD)/emu/$(1)/test_%: test/test_%.cu $(BUILD)/emu/$(1)/attention.a $(EMU_SOURCES:test/emu/%.cpp=$(BUILD)/emu/$(2)/%.o) \
+                          $(OPS) $(TOKENIZER)
 	@mkdir -p $$(@D)
 	$$(EMU_CXX) $$(EMU_FLAGS) $$(emu_test_flags_$(2)) $(3) -MT $$@ -x c++ -c -o $$@.o $$<
-	$$(EMU_CXX) $$(emu_link_$(2)) -o $$@ $$@.o $$(filter %.o,$$^) $$(LDLIBS) -lcmocka
+	$$(EMU_CXX) $$(emu_link_$(2)) -o $$@ $$@.o $$(filter %.o,$$^) $$(filter %.a,$$^) $$(LDLIBS) -lcmocka
 endef
 
 $(foreach build,plain asan race,$(eval $(call EMU_OBJECTS,$(build))))
@@ -55,9 +70,9 @@ $(BUILD)/emu/$(1)/train_gpt.o $(BUILD)/emu/$(1)/evaluate.o:
 
 $(BUILD)/emu/$(1)/train_gpt: $(RANKS)
 $(BUILD)/emu/$(1)/train_gpt: LDLIBS += $(LIB_MPI)
-$(BUILD)/emu/$(1)/train_gpt $(BUILD)/emu/$(1)/evaluate: %: %.o $(EMU_SOURCES:test/emu/%.cpp=$(BUILD)/emu/$(2)/%.o) \
-                                                        $(TOKENIZER)
-	$$(EMU_CXX) $$(emu_link_$(2)) -o $$@ $$^ $$(LDLIBS)
+$(BUILD)/emu/$(1)/train_gpt $(BUILD)/emu/$(1)/evaluate: %: %.o $(BUILD)/emu/$(1)/attention.a \
+                                                        $(EMU_SOURCES:test/emu/%.cpp=$(BUILD)/emu/$(2)/%.o) $(TOKENIZER)
+	$$(EMU_CXX) $$(emu_link_$(2)) -o $$@ $$(filter %.o,$$^) $$(filter %.a,$$^) $$(LDLIBS)
 endef
 
 $(foreach build,plain asan,$(eval $(call EMU_SHIPPED,$(build),$(build),)))

@@ -1,6 +1,6 @@
 /*
 What the attention kernels of both precisions share: rows and their scales, tasks, the plan of work and of
-workspace. Private to attention.cuh and attention_backward.cuh.
+workspace. Private to the CUDA files of this folder.
 
 Logits are in units of log 2: y_ij = (q_i.k_j) scale_i + P(d) bias_scale_i with scale_i = g_i log2(e) / sqrt(HS) and
 bias_scale_i = log2(e) times g_i (bias inside) or 1, so both orders of bias and scale are one code path. Every
@@ -8,11 +8,12 @@ kernel computes y by the same operations in the same order: y minus its row's ma
 
 Positions and coordinates inside tiles are int (sequences stay below 2^31); offsets into memory are size_t.
 */
-#ifndef ATTENTION_COMMON_CUH
-#define ATTENTION_COMMON_CUH
+#ifndef ATTENTION_CUDA_TASKS_CUH
+#define ATTENTION_CUDA_TASKS_CUH
 
-#include "cuda_common.cuh"
-#include "ops.h"
+#include "../arena.h"
+#include "../cuda_common.cuh"
+#include "../ops.h"
 
 constexpr float ATTENTION_LOG2_E = 1.44269504088896341f, ATTENTION_LN_2 = 0.693147180559945309f;
 
@@ -49,8 +50,7 @@ struct __align__(16) AttentionBackwardRow {
 
 typedef struct {
     AttentionInput in;
-    floatX *dq, *dk, *dv;
-    float *dbias, *dseq_scale;
+    AttentionGradients to;
     const floatX *dout, *out;
     const float* lse;
     size_t query_blocks;         // blocks per query head of the dq kernel; each takes every query_blocks-th tile
@@ -73,22 +73,23 @@ struct AttentionRow {
 };
 
 __device__ __forceinline__ int attention_start(const AttentionInput& in, int b, int i) {
-    return in.start ? in.start[(size_t)b * in.Tq + i] : 0;
+    return in.start ? in.start[(size_t)b * in.size.Tq + i] : 0;
 }
 
 // What bias_scale is besides bias_weight.
 __device__ __forceinline__ float attention_bias_factor(const AttentionInput& in, int h) {
-    return in.bias_inside && in.seq_scale ? in.seq_scale[h] * ATTENTION_LOG2_E : ATTENTION_LOG2_E;
+    return in.logit.inside && attention_has(&in, TERM_SCALE) ? in.logit.seq_scale[h] * ATTENTION_LOG2_E
+                                                             : ATTENTION_LOG2_E;
 }
 
 // Rows past the end weigh nothing.
 __device__ __forceinline__ AttentionRow attention_row(const AttentionInput& in, int b, int h, int i) {
-    if (i >= (int)in.Tq) { return {0.0f, 0.0f, 0.0f, 0.0f}; }
-    const float log_count = in.seq_scale ? in.log_count[(size_t)b * in.Tq + i] : 1.0f;
-    const float g = in.seq_scale ? in.seq_scale[h] * log_count : 1.0f;
+    if (i >= (int)in.size.Tq) { return {0.0f, 0.0f, 0.0f, 0.0f}; }
+    const float log_count = attention_has(&in, TERM_SCALE) ? in.logit.log_count[(size_t)b * in.size.Tq + i] : 1.0f;
+    const float g = attention_has(&in, TERM_SCALE) ? in.logit.seq_scale[h] * log_count : 1.0f;
     AttentionRow row;
-    row.scale = g * ATTENTION_LOG2_E * rsqrtf((float)in.HS);
-    row.bias_weight = in.bias_inside ? log_count : 1.0f;
+    row.scale = g * ATTENTION_LOG2_E * rsqrtf((float)in.size.HS);
+    row.bias_weight = in.logit.inside ? log_count : 1.0f;
     row.bias_scale = row.bias_weight * attention_bias_factor(in, h);
     row.log_count = log_count;
     return row;
@@ -104,20 +105,20 @@ __device__ __forceinline__ bool attention_lse_is_coarse(float lse) {
 }
 
 __device__ __forceinline__ int attention_key_head(const AttentionInput& in, int h) {
-    return h / ((int)in.NH / (int)in.NKV);
+    return h / ((int)in.size.NH / (int)in.size.NKV);
 }
 
 __device__ __forceinline__ size_t attention_query_offset(const AttentionInput& in, int b, int h) {
-    return b * in.q_batch + h * in.HS;
+    return b * in.q_batch + h * in.size.HS;
 }
 
 __device__ __forceinline__ size_t attention_kv_offset(const AttentionInput& in, int b, int kv_head) {
-    return b * in.kv_batch + kv_head * in.HS;
+    return b * in.kv_batch + kv_head * in.size.HS;
 }
 
 // Of out and dout.
 __device__ __forceinline__ size_t attention_out_offset(const AttentionInput& in, int b, int h) {
-    return ((size_t)b * in.Tq * in.NH + h) * in.HS;
+    return ((size_t)b * in.size.Tq * in.size.NH + h) * in.size.HS;
 }
 
 // ----------------------------------------------------------------------------
@@ -125,21 +126,23 @@ __device__ __forceinline__ size_t attention_out_offset(const AttentionInput& in,
 
 // What sum_d P(d) W(d) is taken from, instead of 0: noise in the sum of W is not multiplied by a bias far from 0.
 __device__ __forceinline__ float attention_bias_center(const AttentionInput& in, int h) {
-    return in.bias && in.bias_inside ? in.bias[h * in.bias_stride + (in.Tk > 1 ? 1 : 0)] : 0.0f;
+    return attention_has(&in, TERM_DISTANCE) && in.logit.inside
+               ? in.logit.by_distance[h * in.logit.distance_stride + (in.size.Tk > 1 ? 1 : 0)]
+               : 0.0f;
 }
 
 // The mean of u under p less the bias's center, from the mean of log2 p; 0 where it is not known well. Any value
 // is right but for noise.
 __device__ __forceinline__ float attention_logit_center(const AttentionInput& in, const AttentionRow& row, int h,
                                                         float mean_log_weight, float log_sum) {
-    const float g = in.seq_scale[h] * row.log_count;
-    const bool known = fabsf(g) > 1e-3f && (in.bias_inside || !in.bias);
+    const float g = in.logit.seq_scale[h] * row.log_count;
+    const bool known = fabsf(g) > 1e-3f && (in.logit.inside || !attention_has(&in, TERM_DISTANCE));
     return known ? (mean_log_weight + log_sum) / (g * ATTENTION_LOG2_E) - attention_bias_center(in, h) : 0.0f;
 }
 
 // log2 of the sum of weights where it is not part of the reference, else 0.
 __device__ __forceinline__ float coarse_log_sum(const AttentionBackwardTask& task, int bh, int query) {
-    const size_t row = (size_t)bh * task.in.Tq + query;
+    const size_t row = (size_t)bh * task.in.size.Tq + query;
     return attention_lse_is_coarse(task.lse[row]) ? log2f(task.softmax[row].y) : 0.0f;
 }
 
@@ -157,11 +160,20 @@ __device__ __forceinline__ void special_pair(float& log_weight, float& dp, int q
 // ----------------------------------------------------------------------------
 // plan
 
+// Queries per block of the forward.
+constexpr size_t attention_rows(size_t HS) {
+#ifdef PRECISION_FP32
+    return HS > 0 ? 32 : 0;
+#else
+    return HS <= 64 ? 128 : 64;
+#endif
+}
+
 // Blocks of a forward that are split over the keys: all that have enough keys, while blocks are few. It depends
 // on sizes alone, so results do not depend on the device.
 static inline int attention_splits(const AttentionInput* in, size_t rows) {
-    size_t blocks = in->B * in->NH * ceil_div(in->Tq, rows);
-    size_t splits = ATTENTION_SPLIT_BLOCKS / blocks, most = in->Tk / ATTENTION_SPLIT_KEYS;
+    size_t blocks = in->size.B * in->size.NH * ceil_div(in->size.Tq, rows);
+    size_t splits = ATTENTION_SPLIT_BLOCKS / blocks, most = in->size.Tk / ATTENTION_SPLIT_KEYS;
     splits = splits < most ? splits : most;
     return splits > 1 ? (int)splits : 1;
 }
@@ -177,41 +189,38 @@ static inline void attention_plan_forward(AttentionForwardTask* task, size_t row
     task->splits = attention_splits(in, rows);
     if (task->splits == 1) { return; }
     task->partial_softmax = (float2*)workspace;
-    task->partial_out = (float*)(task->partial_softmax + task->splits * in->B * in->NH * in->Tq);
-}
-
-// Hands out aligned pieces of the workspace; with base NULL it only counts.
-static inline void* attention_take(char* base, size_t* used, size_t bytes) {
-    void* piece = base ? base + *used : NULL;
-    *used += round_up(bytes, 256);
-    return piece;
+    task->partial_out = (float*)(task->partial_softmax + task->splits * in->size.B * in->size.NH * in->size.Tq);
 }
 
 // Several blocks per head only while heads are few: their partial tables are B*NH*query_blocks*T floats.
 static inline void attention_plan_backward(AttentionBackwardTask* task, size_t rows, void* workspace) {
     const AttentionInput* in = &task->in;
-    size_t heads = in->B * in->NH, tiles = ceil_div(in->Tq, rows), N = heads * in->Tq, used = 0;
+    size_t heads = in->size.B * in->size.NH, tiles = ceil_div(in->size.Tq, rows), N = heads * in->size.Tq;
     size_t blocks = ATTENTION_TABLE_BLOCKS / heads;
     blocks = blocks < 1 ? 1 : blocks;
     task->query_blocks = blocks < tiles ? blocks : tiles;
     // the count for fewer heads may be rounded up less: take what is enough for any number up to these
     size_t most = heads > ATTENTION_TABLE_BLOCKS ? heads : (size_t)ATTENTION_TABLE_BLOCKS;
     most = most < heads * tiles ? most : heads * tiles;
-    char* base = (char*)workspace;
-    task->rows = (AttentionBackwardRow*)attention_take(base, &used, N * sizeof(AttentionBackwardRow));
-    task->softmax = (float2*)attention_take(base, &used, N * sizeof(float2));
-    task->coarse = (int*)attention_take(base, &used, heads * ceil_div(in->Tq, ATTENTION_KEYS) * sizeof(int));
-    task->table_sums = (float*)attention_take(base, &used, most * in->Tk * sizeof(float));
-    task->scale_sums = (float*)attention_take(base, &used, most * sizeof(float));
-    task->bias_sums = (float*)attention_take(base, &used, in->NH * ceil_div(in->Tk, 32) * sizeof(float));
-    task->bytes = used;
+    Arena arena = {(char*)workspace, 0};
+    task->rows = (AttentionBackwardRow*)arena_take(&arena, N * sizeof(AttentionBackwardRow));
+    task->softmax = (float2*)arena_take(&arena, N * sizeof(float2));
+    task->coarse = (int*)arena_take(&arena, heads * ceil_div(in->size.Tq, ATTENTION_KEYS) * sizeof(int));
+    task->table_sums = (float*)arena_take(&arena, most * in->size.Tk * sizeof(float));
+    task->scale_sums = (float*)arena_take(&arena, most * sizeof(float));
+    task->bias_sums = (float*)arena_take(&arena, in->size.NH * ceil_div(in->size.Tk, 32) * sizeof(float));
+    task->bytes = arena.used;
 }
 
 // What the kernels take for granted.
 static inline void attention_check(const AttentionInput* in) {
-    assert(in->Tq >= 1 && in->Tq <= in->Tk && in->NH % in->NKV == 0);
-    if (in->HS % 8 != 0 || in->HS > ATTENTION_MAX_HEAD) {
-        fatal("head size: found %zu, expected a multiple of 8 up to %d; change --dim or --n_heads", in->HS,
+    assert(in->size.Tq >= 1 && in->size.Tq <= in->size.Tk && in->size.NH % in->size.NKV == 0);
+    if (in->size.terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES | TERM_SCALE)) {
+        fatal("attention on CUDA: found terms %#x, expected a table by distance and a row scale at most; use the CPU",
+              in->size.terms);
+    }
+    if (in->size.HS % 8 != 0 || in->size.HS > ATTENTION_MAX_HEAD) {
+        fatal("head size: found %zu, expected a multiple of 8 up to %d; change --dim or --n_heads", in->size.HS,
               ATTENTION_MAX_HEAD);
     }
     // rows are read 16 bytes at a time

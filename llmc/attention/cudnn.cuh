@@ -1,6 +1,6 @@
 /*
 cuDNN in place of our own attention kernels, for passes without a cache: what it can do, the description of packed
-documents on the device, its workspace. Private to attention.cuh and attention_backward.cuh, in builds with USE_CUDNN.
+documents on the device, its workspace. Private to cuda_forward.cuh and cuda_backward.cuh, in builds with USE_CUDNN.
 
 cuDNN knows no first visible key; a batch with more than one document in a sequence is handed to it as that many
 shorter sequences. How many there are is known on the host (AttentionInput.documents), where they are only on the
@@ -9,8 +9,8 @@ device. A graph is built for a number of documents, so numbers are rounded up an
 #ifndef ATTENTION_CUDNN_CUH
 #define ATTENTION_CUDNN_CUH
 
-#include "attention_common.cuh"
-#include "attention_cudnn.h"
+#include "cuda_tasks.cuh"
+#include "cudnn_graph.h"
 
 enum {
     DOCUMENT_THREADS = 1024,
@@ -34,14 +34,15 @@ static inline DocumentSpace document_space(size_t documents, void* workspace) {
     memset(&d, 0, sizeof d);
     d.documents = documents;
     if (documents == 0) { return d; }
-    char* base = (char*)workspace;
+    Arena arena = {(char*)workspace, 0};
     const size_t offsets = (documents + 1) * sizeof(int64_t);
-    d.arrays.lengths = (int32_t*)attention_take(base, &d.bytes, documents * sizeof(int32_t));
-    d.arrays.q = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.arrays.kv = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.arrays.out = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.arrays.statistics = (int64_t*)attention_take(base, &d.bytes, offsets);
-    d.first = (int64_t*)attention_take(base, &d.bytes, offsets);
+    d.arrays.lengths = (int32_t*)arena_take(&arena, documents * sizeof(int32_t));
+    d.arrays.q = (int64_t*)arena_take(&arena, offsets);
+    d.arrays.kv = (int64_t*)arena_take(&arena, offsets);
+    d.arrays.out = (int64_t*)arena_take(&arena, offsets);
+    d.arrays.statistics = (int64_t*)arena_take(&arena, offsets);
+    d.first = (int64_t*)arena_take(&arena, offsets);
+    d.bytes = arena.used;
     return d;
 }
 
@@ -94,9 +95,9 @@ static inline size_t cudnn_documents(size_t documents, size_t B, size_t T) {
 static inline CudnnShape cudnn_shape(const AttentionInput* in) {
     CudnnShape s;
     memset(&s, 0, sizeof s);
-    s.B = in->B, s.T = in->Tq, s.NH = in->NH, s.NKV = in->NKV, s.HS = in->HS;
+    s.B = in->size.B, s.T = in->size.Tq, s.NH = in->size.NH, s.NKV = in->size.NKV, s.HS = in->size.HS;
     s.q_stride = in->q_stride, s.kv_stride = in->kv_stride;
-    s.documents = in->start ? cudnn_documents(in->documents, in->B, in->Tq) : 0;
+    s.documents = in->start ? cudnn_documents(in->documents, in->size.B, in->size.Tq) : 0;
     s.slopes = cudnn_attention.slopes;
     return s;
 }
@@ -107,8 +108,9 @@ static inline size_t cudnn_bytes(const CudnnShape* s, bool backward) {
 
 // What is planned for: q, k and v side by side; the description of any number of documents, cuDNN's workspace for one
 // document per sequence or a few.
-static inline size_t cudnn_planned_bytes(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, bool backward) {
-    CudnnShape s = {B, T, NH, NKV, HS, (NH + 2 * NKV) * HS, (NH + 2 * NKV) * HS, 0, cudnn_attention.slopes};
+static inline size_t cudnn_planned_bytes(const AttentionSizes* size, bool backward) {
+    const size_t B = size->B, T = size->Tq, NH = size->NH, NKV = size->NKV, stride = (NH + 2 * NKV) * size->HS;
+    CudnnShape s = {B, T, NH, NKV, size->HS, stride, stride, 0, cudnn_attention.slopes};
     size_t most = 0;
     for (size_t documents = 1; documents <= CUDNN_PLANNED_DOCUMENTS; documents++) {
         s.documents = cudnn_documents(documents * B, B, T);
@@ -121,11 +123,11 @@ static inline size_t cudnn_planned_bytes(size_t B, size_t T, size_t NH, size_t N
 }
 
 // The caller's workspace, or memory of our own where a batch needs more than was planned: announced, kept and grown.
-static inline void* cudnn_workspace(const CudnnShape* s, bool backward, void* planned) {
+static inline void* cudnn_workspace(const CudnnShape* s, const AttentionSizes* size, bool backward, void* planned) {
     static void* extra;
     static size_t extra_bytes;
     const size_t needed = cudnn_bytes(s, backward);
-    if (needed <= cudnn_planned_bytes(s->B, s->T, s->NH, s->NKV, s->HS, backward)) { return planned; }
+    if (needed <= cudnn_planned_bytes(size, backward)) { return planned; }
     if (needed > extra_bytes) {
         char size[16];
         warn("cuDNN's attention takes %s beside the planned memory, for a batch of up to %zu documents",
@@ -142,7 +144,7 @@ static inline void* cudnn_workspace(const CudnnShape* s, bool backward, void* pl
 // Passes that know their documents have no cache: their queries see nothing but what is in the batch. cuDNN has no
 // backward for single tokens.
 static inline bool attention_is_cudnn(const AttentionInput* in) {
-    return cudnn_attention.on && in->documents > 0 && in->Tq == in->Tk && in->Tq > 1;
+    return cudnn_attention.on && in->documents > 0 && in->size.Tq == in->size.Tk && in->size.Tq > 1;
 }
 
 // Describes the documents at the start of the workspace; returns what is left of it for cuDNN.
@@ -156,31 +158,31 @@ static inline void* cudnn_prepare(DocumentSpace* d, const CudnnShape* s, const A
 }
 
 static inline void cudnn_check(const AttentionInput* in) {
-    assert(!in->seq_scale && !in->bias == !cudnn_attention.slopes);
-    assert(in->q_batch == in->Tq * in->q_stride && in->kv_batch == in->Tk * in->kv_stride);
+    assert(!attention_has(in, TERM_SCALE) && !attention_has(in, TERM_DISTANCE) == !cudnn_attention.slopes);
+    assert(in->q_batch == in->size.Tq * in->q_stride && in->kv_batch == in->size.Tk * in->kv_stride);
 }
 
 static inline void attention_forward_cudnn(floatX* out, float* lse, const AttentionInput* in, void* workspace) {
     cudnn_check(in);
     const CudnnShape s = cudnn_shape(in);
     DocumentSpace d;
-    void* rest = cudnn_prepare(&d, &s, in, cudnn_workspace(&s, false, workspace));
+    void* rest = cudnn_prepare(&d, &s, in, cudnn_workspace(&s, &in->size, false, workspace));
     CudnnArrays arrays;
     memset(&arrays, 0, sizeof arrays);
     arrays.q = in->q, arrays.k = in->k, arrays.v = in->v;
     attention_cudnn_forward(out, lse, &arrays, &d.arrays, &s, rest, main_stream);
 }
 
-static inline void attention_backward_cudnn(floatX* dq, floatX* dk, floatX* dv, const floatX* dout, const floatX* out,
+static inline void attention_backward_cudnn(const AttentionGradients* to, const floatX* dout, const floatX* out,
                                             const float* lse, const AttentionInput* in, void* workspace) {
     cudnn_check(in);
     const CudnnShape s = cudnn_shape(in);
     DocumentSpace d;
-    void* rest = cudnn_prepare(&d, &s, in, cudnn_workspace(&s, true, workspace));
+    void* rest = cudnn_prepare(&d, &s, in, cudnn_workspace(&s, &in->size, true, workspace));
     CudnnArrays arrays;
     memset(&arrays, 0, sizeof arrays);
     arrays.q = in->q, arrays.k = in->k, arrays.v = in->v, arrays.out = out, arrays.dout = dout;
-    arrays.dq = dq, arrays.dk = dk, arrays.dv = dv, arrays.statistics = (float*)lse;
+    arrays.dq = to->dq, arrays.dk = to->dk, arrays.dv = to->dv, arrays.statistics = (float*)lse;
     attention_cudnn_backward(&arrays, &d.arrays, &s, rest, main_stream);
 }
 

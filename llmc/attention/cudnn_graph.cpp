@@ -1,6 +1,6 @@
-// Graphs of cuDNN's attention and their execution; contract in attention_cudnn.h. The only file that includes the
+// Graphs of cuDNN's attention and their execution; contract in cudnn_graph.h. The only file that includes the
 // cuDNN frontend: it takes most of a minute to compile.
-#include "attention_cudnn.h"
+#include "cudnn_graph.h"
 
 #include <math.h>
 
@@ -12,7 +12,7 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 
-#include "util.h"
+#include "../util.h"
 
 namespace fe = cudnn_frontend;
 typedef std::shared_ptr<fe::graph::Tensor_attributes> Tensor;

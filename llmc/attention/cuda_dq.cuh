@@ -1,19 +1,34 @@
 /*
 The first pass of the attention backward on tensor cores: dq, the sums of dZ along diagonals, the gradient of
-seq_scale, and what the second pass reads of every row. Private to attention_backward.cuh.
+seq_scale, and what the second pass reads of every row. Private to cuda_backward.cuh.
 
-Diagonals. A warp's logits are blocks of 8 x 8; each thread adds its elements of a block diagonal in registers. 16 keys
-finish two block diagonals; those of a tile of 64 keys are 64 distances once their corners are joined with those of
-the next tile. The sums of a block's warps meet in shared memory and go to the block's own table in global memory; a
-last kernel adds these tables in a fixed order.
+Diagonals. A warp's logits are blocks of 8 x 8, and a block diagonal is all blocks (m, n) with the same m - n. Of such a
+block the element in row g and column x has the distance 8 (m - n) + g - x: eight distances of its own, and a corner of
+seven that belongs to the next block diagonal.
+
+      keys ->    n = 0      n = 1           distances of one block, base = 8 (m - n)
+    queries  m=0  [ 0 ]     [-1 ]             x=0    1    2  ...  7
+             m=1  [ 1 ]     [ 0 ]       g=0    0    -1   -2 ...  -7   \  the corner: g < x,
+             m=2  [ 2 ]     [ 1 ]       g=1   +1     0   -1 ...  -6    > base - 7 .. base - 1,
+             m=3  [ 3 ]     [ 2 ]       ...                           /  shared with block diagonal m - n - 1
+                  [block diagonals]     g=7   +7    +6   +5 ...   0
+
+Each thread adds its elements of a block diagonal in registers. 16 keys finish two block diagonals, which move to a
+scratch of one row per g; those of a tile of 64 keys are 64 distances once their corners are joined with those of the
+next tile. The sums of a block's warps meet in shared memory and go to the block's own table in global memory; a last
+kernel adds these tables in a fixed order.
 
 The gradient of seq_scale is what is left when all pairs cancel: ds = sum_i ln n_i sum_j dZ_ij (u_ij - c_i) with
 u = a (+ P inside) and any c_i, since sum_j dZ_ij = 0 but for the rounding of D_i. c_i is the mean of u under p.
 */
-#ifndef ATTENTION_DQ_CUH
-#define ATTENTION_DQ_CUH
+#ifndef ATTENTION_CUDA_DQ_CUH
+#define ATTENTION_CUDA_DQ_CUH
 
-#include "attention_mma.cuh"
+#include "cuda_mma.cuh"
+
+constexpr int CORNER = 7;            // distances that a block shares with the next block diagonal
+constexpr int DIAGONAL_STRIDE = 64;  // of the scratch's rows: the distances of a tile, see diagonal_row
+constexpr int DIAGONAL_SKEW = 6;     // more for every second row
 
 template <int D>
 struct DqShape : AttentionShape<D> {
@@ -21,14 +36,15 @@ struct DqShape : AttentionShape<D> {
     // steps along the head whose queries stay in registers; the others are read from shared memory each time
     static constexpr int KEPT = D == 64 ? 0 : D <= 48 ? 2 : D == 96 ? 6 : 5;
     static constexpr bool Q_TILE = KEPT < S::DEPTH;
-    static constexpr int DIAGONALS = S::HALF_ROWS + 1;               // block diagonals of a warp's rows and 16 keys
-    static constexpr int SCRATCH = 544;                              // floats: 8 rows of 64, skewed
-    static constexpr int SUMS = 64 + (S::WARPS - 1) * S::WARP_ROWS;  // distances that a tile finishes in some warp
+    static constexpr int DIAGONALS = S::HALF_ROWS + 1;  // block diagonals of a warp's rows and 16 keys
+    // floats of the scratch; distances that a tile finishes in some warp
+    static constexpr int SCRATCH = 8 * DIAGONAL_STRIDE + 32;
+    static constexpr int SUMS = ATTENTION_KEYS + (S::WARPS - 1) * S::WARP_ROWS;
     static constexpr int TILE = ATTENTION_KEYS * S::STRIDE;
 
     static constexpr size_t shared(bool bias) {
         const size_t q = Q_TILE ? S::ROWS * S::STRIDE : 0;
-        const size_t floats = 2 * S::DISTANCES + S::WARPS * (SCRATCH + 2 * 64);
+        const size_t floats = 2 * S::DISTANCES + S::WARPS * (SCRATCH + 2 * ATTENTION_KEYS);
         return (4 * TILE + q) * sizeof(floatX) + (bias ? floats * sizeof(float) : 0);
     }
 };
@@ -58,8 +74,8 @@ __device__ __forceinline__ void open_dq_rows(DqRows<D>& rows, const AttentionBac
     using S = DqShape<D>;
     const AttentionInput& in = task.in;
     const size_t head = attention_query_offset(in, at.b, at.h), out_head = attention_out_offset(in, at.b, at.h);
-    const size_t out_stride = in.NH * in.HS;
-    const int T = (int)in.Tq, HS = (int)in.HS;
+    const size_t out_stride = in.size.NH * in.size.HS;
+    const int T = (int)in.size.Tq, HS = (int)in.size.HS;
 #pragma unroll
     for (int i = 0; i < S::HALF_ROWS; i++) { rows.delta[i] = rows.dz_sum[i] = rows.log_weight[i] = 0.0f; }
 #pragma unroll
@@ -104,7 +120,7 @@ template <int D>
 __device__ __forceinline__ void special_rows(FragmentC (&y)[AttentionShape<D>::ROW_TILES][2],
                                              FragmentC (&dp)[AttentionShape<D>::ROW_TILES][2],
                                              const AttentionBackwardTask& task, const DqPlace& at, int key) {
-    const int T = (int)task.in.Tq;
+    const int T = (int)task.in.size.Tq;
 #pragma unroll
     for (int i = 0; i < AttentionShape<D>::HALF_ROWS; i++) {
         const int query = at.first + i * 8 + at.group;
@@ -189,16 +205,18 @@ __device__ __forceinline__ void dq_block(DqRows<D>& rows, const AttentionBackwar
 }
 
 // Diagonals that later keys do not reach, in scratch[8][64]: row g holds the elements of the threads of group g, column
-// x the distance first - k0 + 8 HALF_ROWS - 71 + x, modulo 64. Rows are skewed so that neither stores nor loads of a
-// warp meet in a bank.
-__device__ __forceinline__ float* diagonal_row(float* scratch, int row) { return scratch + 64 * row + 6 * (row >> 1); }
+// x the distance first - k0 + 8 HALF_ROWS - 64 - CORNER + x, modulo 64. Rows are skewed so that neither stores nor
+// loads of a warp meet in a bank.
+__device__ __forceinline__ float* diagonal_row(float* scratch, int row) {
+    return scratch + DIAGONAL_STRIDE * row + DIAGONAL_SKEW * (row >> 1);
+}
 
 // After 16 keys, block c of the tile: moves the upper two block diagonals to the scratch and makes room for two.
 template <int D>
 __device__ __forceinline__ void shift_diagonals(DqRows<D>& rows, float* scratch, const DqPlace& at, int c) {
     using S = DqShape<D>;
     float* row = diagonal_row(scratch, at.group);
-    const int column = at.group - 2 * at.member + 7 + 8 * (6 - 2 * c);
+    const int column = at.group - 2 * at.member + CORNER + 8 * (6 - 2 * c);
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         row[(column + 8 - j) & 63] = rows.diagonals[S::DIAGONALS - 1][j];
@@ -211,8 +229,8 @@ __device__ __forceinline__ void shift_diagonals(DqRows<D>& rows, float* scratch,
 }
 
 // After all keys of a tile, and before the block's next barrier: adds the rows of the scratch. sums[n] belongs to
-// distance first - k0 + 8 HALF_ROWS - 64 + n. Column x < 7 has from rows g > x the end of the distances of this tile,
-// and from the other rows the beginning of those of the next.
+// distance first - k0 + 8 HALF_ROWS - 64 + n. Column x < CORNER has from rows g > x the end of the distances of this
+// tile, and from the other rows the beginning of those of the next.
 template <int D>
 __device__ __forceinline__ void finish_diagonals(DqRows<D>& rows, float* scratch, float* sums, const DqPlace& at) {
     __syncwarp();
@@ -227,8 +245,9 @@ __device__ __forceinline__ void finish_diagonals(DqRows<D>& rows, float* scratch
         }
         upper += p[32];
     }
-    sums[at.lane < 7 ? at.lane + 57 : at.lane - 7] = at.lane < 7 ? rows.corner + high : low;
-    sums[at.lane + 25] = upper;
+    const bool corner = at.lane < CORNER;
+    sums[corner ? at.lane + ATTENTION_KEYS - CORNER : at.lane - CORNER] = corner ? rows.corner + high : low;
+    sums[at.lane + 32 - CORNER] = upper;
     rows.corner = low;
 }
 
@@ -282,7 +301,7 @@ __device__ __forceinline__ float close_dq_rows(DqRows<D>& rows, const AttentionB
                                                const floatX* queries) {
     using S = DqShape<D>;
     const AttentionInput& in = task.in;
-    floatX* dq = task.dq + attention_query_offset(in, at.b, at.h);
+    floatX* dq = task.to.dq + attention_query_offset(in, at.b, at.h);
     float dscale = 0.0f;
 #pragma unroll
     for (int i = 0; i < S::HALF_ROWS; i++) {
@@ -290,8 +309,8 @@ __device__ __forceinline__ float close_dq_rows(DqRows<D>& rows, const AttentionB
         float dot = 0.0f;
         const float dz_sum = SCALE ? sum_of_group(rows.dz_sum[i]) : 0.0f;
         const float log_weight = SCALE ? sum_of_group(rows.log_weight[i]) : 0.0f;
-        if (query >= (int)in.Tq) { continue; }
-        if (SCALE && in.seq_scale) {
+        if (query >= (int)in.size.Tq) { continue; }
+        if (SCALE && attention_has(&in, TERM_SCALE)) {
             const AttentionRow row = attention_row(in, at.b, at.h, query);
 #pragma unroll
             for (int n = 0; n < S::COLUMNS; n++) {
@@ -301,19 +320,19 @@ __device__ __forceinline__ float close_dq_rows(DqRows<D>& rows, const AttentionB
                 const float2 q = unpack_bf16(kept ? rows.q[kept ? n / 2 : 0][i / 2][(n & 1) * 2 + (i & 1)] : *shared);
                 dot += q.x * rows.dq[i / 2][n][e] + q.y * rows.dq[i / 2][n][e + 1];
             }
-            dscale += row.log_count * rsqrtf((float)in.HS) * dot;
+            dscale += row.log_count * rsqrtf((float)in.size.HS) * dot;
             if (at.member == 0) {
                 const float log_sum = rows.reference[i] + (at.coarse ? coarse_log_sum(task, at.bh, query) : 0.0f);
                 dscale -= row.log_count * dz_sum * attention_logit_center(in, row, at.h, log_weight, log_sum);
             }
         }
         store_row(dq + query * in.q_stride, rows.dq[i / 2], i & 1, rows.scale[i] * ATTENTION_LN_2, at.member,
-                  (int)in.HS);
+                  (int)in.size.HS);
         if (at.member == 0) {
             AttentionBackwardRow row;
             row.scale = rows.scale[i], row.bias_scale = rows.bias_weight[i] * rows.bias_factor;
             row.reference = rows.reference[i], row.delta = rows.delta[i] + dz_sum;
-            task.rows[(size_t)at.bh * in.Tq + query] = row;
+            task.rows[(size_t)at.bh * in.size.Tq + query] = row;
         }
     }
     return dscale;
@@ -338,7 +357,7 @@ __device__ __forceinline__ float dq_tile(const AttentionBackwardTask& task, cons
                                          const DqShared<D>& shared, int q0, float* table) {
     using S = DqShape<D>;
     const AttentionInput& in = task.in;
-    const int T = (int)in.Tq, warp = threadIdx.x >> 5;
+    const int T = (int)in.size.Tq, warp = threadIdx.x >> 5;
     const size_t kv = attention_kv_offset(in, at.b, attention_key_head(in, at.h));
     const int begin = attention_start(in, at.b, q0) / ATTENTION_KEYS;
     const int end = (min(q0 + S::ROWS, T) - 1) / ATTENTION_KEYS + 1;
@@ -347,19 +366,19 @@ __device__ __forceinline__ float dq_tile(const AttentionBackwardTask& task, cons
     auto fetch = [&](int tile) {
         const int slot = tile & 1, k0 = tile * ATTENTION_KEYS;
         load_tile<D, ATTENTION_KEYS, S::THREADS>(shared.keys + slot * S::TILE, in.k + kv, in.kv_stride, k0, T,
-                                                 (int)in.HS);
+                                                 (int)in.size.HS);
         load_tile<D, ATTENTION_KEYS, S::THREADS>(shared.values + slot * S::TILE, in.v + kv, in.kv_stride, k0, T,
-                                                 (int)in.HS);
+                                                 (int)in.size.HS);
         if (BIAS) {
             load_distances<S::DISTANCES, S::THREADS>(shared.window + slot * S::DISTANCES,
-                                                     in.bias + at.h * in.bias_stride, q0 - k0 - (ATTENTION_KEYS - 1),
-                                                     T);
+                                                     in.logit.by_distance + at.h * in.logit.distance_stride,
+                                                     q0 - k0 - (ATTENTION_KEYS - 1), T);
         }
         cp_async_commit();
     };
     if (S::Q_TILE) {
         load_tile<D, S::ROWS, S::THREADS>(shared.queries, in.q + attention_query_offset(in, at.b, at.h), in.q_stride,
-                                          q0, T, (int)in.HS);
+                                          q0, T, (int)in.size.HS);
     }
     fetch(begin);
     DqRows<D> rows;
@@ -404,11 +423,11 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
     using S = DqShape<D>;
     DYN_SHARED(floatX, memory);
     const AttentionInput& in = task.in;
-    const int T = (int)in.Tq, tiles = (T + S::ROWS - 1) / S::ROWS, blocks = (int)task.query_blocks;
+    const int T = (int)in.size.Tq, tiles = (T + S::ROWS - 1) / S::ROWS, blocks = (int)task.query_blocks;
     const int warp = threadIdx.x >> 5;
     const DqShared<D> shared(memory, warp);
     DqPlace at;
-    at.bh = blockIdx.x / blocks, at.b = at.bh / (int)in.NH, at.h = at.bh % (int)in.NH;
+    at.bh = blockIdx.x / blocks, at.b = at.bh / (int)in.size.NH, at.h = at.bh % (int)in.size.NH;
     at.lane = threadIdx.x & 31, at.group = at.lane >> 2, at.member = at.lane & 3;
     float* table = BIAS ? task.table_sums + (size_t)blockIdx.x * T : NULL;
     if (BIAS) {
@@ -426,7 +445,7 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
         }
         dscale += dq_tile<D, BIAS, SCALE>(task, at, shared, q0, table);
     }
-    if (SCALE && in.seq_scale) {
+    if (SCALE && attention_has(&in, TERM_SCALE)) {
         dscale = block_sum(dscale);
         if (threadIdx.x == 0) { task.scale_sums[blockIdx.x] = dscale; }
     }

@@ -1,6 +1,6 @@
 /*
 Fused causal attention on CUDA, forward: a tile of logits lives in registers and the softmax is kept running
-(Dao et al. 2022, algorithm 1; Dao 2023 for the split of work between warps). Contract in ops.h.
+(Dao et al. 2022, algorithm 1; Dao 2023 for the split of work between warps). Contract in terms.h.
 
 A block takes AttentionShape::ROWS queries of one head and walks over the tiles of keys that they see; each warp
 owns whole rows, so nothing but keys, values and the bias goes through shared memory. The bias of a tile pair is a
@@ -8,16 +8,13 @@ window of the table, ROWS + 64 distances. Queries may start at an offset: prefil
 cache are the same kernel, and when blocks are few (decoding) the keys are split over more of them, whose results
 a second kernel combines in a fixed order.
 */
-#ifndef ATTENTION_CUH
-#define ATTENTION_CUH
+#ifndef ATTENTION_CUDA_FORWARD_CUH
+#define ATTENTION_CUDA_FORWARD_CUH
 
-#ifdef USE_CUDNN
-#include "attention_cudnn.cuh"
-#endif
 #ifdef PRECISION_FP32
-#include "attention_fp32.cuh"
+#include "cuda_forward_fp32.cuh"
 #else
-#include "attention_mma.cuh"
+#include "cuda_mma.cuh"
 
 // What a warp keeps of its rows.
 template <int D>
@@ -38,8 +35,8 @@ __device__ __forceinline__ void open_forward_rows(ForwardRows<D>& rows, const At
     for (int t = 0; t < S::ROW_TILES; t++) {
 #pragma unroll
         for (int k = 0; k < S::DEPTH; k++) {
-            load_a_global(rows.q[k][t], q, in.q_stride, first + t * 16 + group, (int)in.Tq, k * 16 + member * 2,
-                          (int)in.HS);
+            load_a_global(rows.q[k][t], q, in.q_stride, first + t * 16 + group, (int)in.size.Tq, k * 16 + member * 2,
+                          (int)in.size.HS);
         }
     }
 #pragma unroll
@@ -86,8 +83,8 @@ __device__ __forceinline__ void hide_keys(FragmentC (&y)[AttentionShape<D>::ROW_
                                           int b, int query, int key) {
 #pragma unroll
     for (int i = 0; i < AttentionShape<D>::HALF_ROWS; i++) {
-        const int position = query + i * 8 + (int)(in.Tk - in.Tq);
-        const int start = query + i * 8 < (int)in.Tq ? attention_start(in, b, query + i * 8) : 0x7fffffff;
+        const int position = query + i * 8 + (int)(in.size.Tk - in.size.Tq);
+        const int start = query + i * 8 < (int)in.size.Tq ? attention_start(in, b, query + i * 8) : 0x7fffffff;
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
@@ -155,24 +152,24 @@ __device__ __forceinline__ void close_forward_rows(const ForwardRows<D>& rows, c
     for (int i = 0; i < S::HALF_ROWS; i++) {
         const float sum = sum_of_group(rows.sum[i]);
         const int query = first + i * 8 + group;
-        if (query >= (int)in.Tq) { continue; }
-        const size_t row = ((size_t)b * in.NH + h) * in.Tq + query;
+        if (query >= (int)in.size.Tq) { continue; }
+        const size_t row = ((size_t)b * in.size.NH + h) * in.size.Tq + query;
         const FragmentC(&out)[S::COLUMNS] = rows.out[i / 2];
         if (task.partial_softmax) {
-            const size_t part = blockIdx.y * in.B * in.NH * in.Tq + row;
+            const size_t part = blockIdx.y * in.size.B * in.size.NH * in.size.Tq + row;
             if (member == 0) { task.partial_softmax[part] = make_float2(rows.maximum[i], sum); }
             if (!task.partial_out) { continue; }
 #pragma unroll
             for (int n = 0; n < S::COLUMNS; n++) {
-                if (n * 8 >= (int)in.HS) { break; }
-                float2* to = reinterpret_cast<float2*>(task.partial_out + part * in.HS + n * 8 + member * 2);
+                if (n * 8 >= (int)in.size.HS) { break; }
+                float2* to = reinterpret_cast<float2*>(task.partial_out + part * in.size.HS + n * 8 + member * 2);
                 *to = make_float2(out[n][(i & 1) * 2], out[n][(i & 1) * 2 + 1]);
             }
             continue;
         }
         if (member == 0 && task.lse) { task.lse[row] = (rows.maximum[i] + log2f(sum)) * ATTENTION_LN_2; }
-        store_row(task.out + attention_out_offset(in, b, h) + (size_t)query * in.NH * in.HS, out, i & 1, 1.0f / sum,
-                  member, (int)in.HS);
+        store_row(task.out + attention_out_offset(in, b, h) + (size_t)query * in.size.NH * in.size.HS, out, i & 1,
+                  1.0f / sum, member, (int)in.size.HS);
     }
 }
 
@@ -191,8 +188,8 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS) attention_forward_
     floatX* values = keys + 2 * TILE;
     float* window = reinterpret_cast<float*>(values + 2 * TILE);
     const AttentionInput& in = task.in;
-    const int Tq = (int)in.Tq, Tk = (int)in.Tk, offset = Tk - Tq, tiles = (Tq + S::ROWS - 1) / S::ROWS;
-    const int bh = blockIdx.x / tiles, b = bh / (int)in.NH, h = bh % (int)in.NH;
+    const int Tq = (int)in.size.Tq, Tk = (int)in.size.Tk, offset = Tk - Tq, tiles = (Tq + S::ROWS - 1) / S::ROWS;
+    const int bh = blockIdx.x / tiles, b = bh / (int)in.size.NH, h = bh % (int)in.size.NH;
     const int q0 = (tiles - 1 - (int)blockIdx.x % tiles) * S::ROWS;
     if (task.backward_lse) {
         const int i = q0 + (int)threadIdx.x;
@@ -203,7 +200,7 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS) attention_forward_
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, member = lane & 3;
     const int first = q0 + warp * S::WARP_ROWS, last = min(first + S::WARP_ROWS, Tq) - 1;
     const size_t kv = attention_kv_offset(in, b, attention_key_head(in, h));
-    const float* table = BIAS ? in.bias + h * in.bias_stride : NULL;
+    const float* table = BIAS ? in.logit.by_distance + h * in.logit.distance_stride : NULL;
 
     const int low = attention_start(in, b, q0) / ATTENTION_KEYS;
     const int high = (offset + min(q0 + S::ROWS, Tq) - 1) / ATTENTION_KEYS + 1;
@@ -211,8 +208,9 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS) attention_forward_
     const int begin = low + (int)blockIdx.y * share, end = min(high, begin + share);
     auto fetch = [&](int tile) {
         const int slot = tile & 1, k0 = tile * ATTENTION_KEYS;
-        load_tile<D, ATTENTION_KEYS, S::THREADS>(keys + slot * TILE, in.k + kv, in.kv_stride, k0, Tk, (int)in.HS);
-        load_tile<D, ATTENTION_KEYS, S::THREADS>(values + slot * TILE, in.v + kv, in.kv_stride, k0, Tk, (int)in.HS);
+        load_tile<D, ATTENTION_KEYS, S::THREADS>(keys + slot * TILE, in.k + kv, in.kv_stride, k0, Tk, (int)in.size.HS);
+        load_tile<D, ATTENTION_KEYS, S::THREADS>(values + slot * TILE, in.v + kv, in.kv_stride, k0, Tk,
+                                                 (int)in.size.HS);
         if (BIAS) {
             load_distances<S::DISTANCES, S::THREADS>(window + slot * S::DISTANCES, table,
                                                      offset + q0 - k0 - (ATTENTION_KEYS - 1), Tk);
@@ -247,9 +245,9 @@ template <int D>
 static void launch_attention_forward(const AttentionForwardTask& task) {
     using S = AttentionShape<D>;
     const AttentionInput& in = task.in;
-    const dim3 grid((unsigned)(in.B * in.NH * ceil_div(in.Tq, S::ROWS)), (unsigned)task.splits);
+    const dim3 grid((unsigned)(in.size.B * in.size.NH * ceil_div(in.size.Tq, S::ROWS)), (unsigned)task.splits);
     constexpr size_t shared = attention_forward_shared<D>();
-    if (in.bias) {
+    if (attention_has(&in, TERM_DISTANCE)) {
         LAUNCH_ATTENTION((attention_forward_kernel<D, true>), grid, S::THREADS, shared, task);
     } else {
         LAUNCH_ATTENTION((attention_forward_kernel<D, false>), grid, S::THREADS, shared, task);
@@ -257,12 +255,7 @@ static void launch_attention_forward(const AttentionForwardTask& task) {
 }
 
 static inline void attention_launch_forward(const AttentionForwardTask& task) {
-    WITH_NATIVE_SIZE(task.in.HS, launch_attention_forward, task);
-}
-
-// Queries per block.
-static inline size_t attention_rows(size_t HS) {
-    return attention_native_size((int)HS) <= 64 ? AttentionShape<64>::ROWS : AttentionShape<128>::ROWS;
+    WITH_NATIVE_SIZE(task.in.size.HS, launch_attention_forward, task);
 }
 #endif
 
@@ -272,7 +265,7 @@ static inline size_t attention_rows(size_t HS) {
 // One warp per row: out and lse from the splits, in their order.
 __global__ void __launch_bounds__(128) attention_combine_kernel(AttentionForwardTask task) {
     const AttentionInput& in = task.in;
-    const size_t rows = in.B * in.NH * in.Tq, row = (size_t)blockIdx.x * 4 + (threadIdx.x >> 5);
+    const size_t rows = in.size.B * in.size.NH * in.size.Tq, row = (size_t)blockIdx.x * 4 + (threadIdx.x >> 5);
     if (row >= rows) { return; }
     const int lane = threadIdx.x & 31;
     float maximum = -INFINITY, sum = 0.0f;
@@ -283,88 +276,19 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(AttentionForward
         if (part.y == 0.0f) { continue; }  // its document begins in a later split; the sum of what is NaN is not 0
         const float factor = fast_exp2(part.x - maximum);
         sum += part.y * factor;
-        const float* from = task.partial_out + (s * rows + row) * in.HS;
+        const float* from = task.partial_out + (s * rows + row) * in.size.HS;
 #pragma unroll
         for (int n = 0; n < ATTENTION_MAX_HEAD / 32; n++) {
-            if (n * 32 + lane < (int)in.HS) { out[n] += from[n * 32 + lane] * factor; }
+            if (n * 32 + lane < (int)in.size.HS) { out[n] += from[n * 32 + lane] * factor; }
         }
     }
-    const size_t query = row % in.Tq, h = row / in.Tq % in.NH, b = row / in.Tq / in.NH;
-    floatX* to = task.out + ((b * in.Tq + query) * in.NH + h) * in.HS;
+    const size_t query = row % in.size.Tq, h = row / in.size.Tq % in.size.NH, b = row / in.size.Tq / in.size.NH;
+    floatX* to = task.out + ((b * in.size.Tq + query) * in.size.NH + h) * in.size.HS;
 #pragma unroll
     for (int n = 0; n < ATTENTION_MAX_HEAD / 32; n++) {
-        if (n * 32 + lane < (int)in.HS) { to[n * 32 + lane] = (floatX)(out[n] / sum); }
+        if (n * 32 + lane < (int)in.size.HS) { to[n * 32 + lane] = (floatX)(out[n] / sum); }
     }
     if (lane == 0 && task.lse) { task.lse[row] = (maximum + log2f(sum)) * ATTENTION_LN_2; }
-}
-
-static inline size_t attention_backward_bytes(size_t B, size_t T, size_t NH, size_t HS) {
-    AttentionBackwardTask task;
-    memset(&task, 0, sizeof task);
-    task.in.B = B, task.in.Tq = task.in.Tk = T, task.in.NH = NH;
-    attention_plan_backward(&task, attention_rows(HS), NULL);
-    return task.bytes;
-}
-
-void attention_choose(const char* name, unsigned terms) {
-    const bool own = strcmp(name, "own") == 0;
-#ifdef USE_CUDNN
-    cudnn_attention.on = false;
-    if (own) { return; }
-    if ((terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES)) || (terms & TERM_DISTANCE && !(terms & TERM_SLOPES))) {
-        fatal(
-            "--attention cudnn: cuDNN has no %s, which this --position_encoding needs; use --attention own, or another "
-            "--position_encoding",
-            terms & TERM_SCALE ? "Scalable-Softmax" : "bias but ALiBi's");
-    }
-    cudnn_attention.on = true, cudnn_attention.slopes = (terms & TERM_SLOPES) != 0;
-#else
-    (void)terms;
-    if (own) { return; }
-    if (sizeof(floatX) == sizeof(float)) {
-        fatal(
-            "--attention cudnn: cuDNN's attention has no float32; use --attention own, or build with 'make cuda "
-            "USE_CUDNN=1' for bfloat16");
-    }
-    fatal(
-        "--attention cudnn: this program was built without cuDNN; build it with 'make cuda USE_CUDNN=1', or use "
-        "--attention own");
-#endif
-}
-
-size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward) {
-    (void)Tq, (void)NKV;
-    const size_t forward_bytes = attention_split_bytes(Tk, HS, attention_rows(HS));
-    const size_t backward_bytes = backward ? attention_backward_bytes(B, Tk, NH, HS) : 0;
-    size_t bytes = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
-#ifdef USE_CUDNN
-    if (cudnn_attention.on && Tq == Tk && Tq > 1) {
-        const size_t cudnn = cudnn_planned_bytes(B, Tq, NH, NKV, HS, backward);
-        bytes = cudnn > bytes ? cudnn : bytes;
-    }
-#endif
-    return bytes;
-}
-
-void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace) {
-    attention_check(in);
-#ifdef USE_CUDNN
-    if (lse && attention_is_cudnn(in)) {
-        attention_forward_cudnn(out, lse, in, workspace);
-        return;
-    }
-#endif
-    AttentionForwardTask task;
-    memset(&task, 0, sizeof task);
-    task.in = *in;
-    task.out = out, task.lse = lse;
-    attention_plan_forward(&task, attention_rows(in->HS), workspace);
-    attention_launch_forward(task);
-    if (task.splits > 1) {
-        const size_t rows = in->B * in->NH * in->Tq;
-        LAUNCH(attention_combine_kernel, dim3((unsigned)ceil_div(rows, 4)), 128, 0, main_stream, task);
-        cudaCheck(cudaGetLastError());
-    }
 }
 
 #endif

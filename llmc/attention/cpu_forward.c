@@ -1,6 +1,6 @@
 /*
 Fused causal attention on the CPU, forward: tiles of scores stay in the first-level cache and the softmax
-is kept running (Dao et al. 2022, algorithm 1). Contract in ops.h; kernels in attention_tile.h.
+is kept running (Dao et al. 2022, algorithm 1). Contract in terms.h; kernels in cpu_tile.h.
 
 A query tile meets its key tiles in ascending order whatever thread works on it and wherever its keys were
 packed, so results do not depend on the number of threads. Three ways to share out the work:
@@ -8,7 +8,7 @@ packed, so results do not depend on the number of threads. Three ways to share o
 - shared, when heads are few: all threads pack all heads, then take single query tiles;
 - streamed, when the queries of a head fit in one tile (decoding): key tiles are packed as they are met.
 */
-#include "attention_tile.h"
+#include "cpu_tile.h"
 
 // Rows of query state that a thread has room for when it streams: all queries that read one key/value head.
 enum { STREAM_ROWS = 4 * QUERY_TILE };
@@ -19,11 +19,11 @@ typedef struct {
     float* lse;
     size_t D, group, key_tiles, query_tiles;
     bool shared, streamed;
-    float* bias_tables;
+    Tables tables;
     float *keys, *values;  // per slot: [key_tiles][D][KEY_TILE] and [key_tiles][KEY_TILE][D]
-    float* scratch;        // per thread
-    size_t scratch_floats;
-    size_t floats;  // of workspace
+    char* scratch;         // per thread
+    size_t scratch_bytes;
+    size_t bytes;  // of workspace
 } Forward;
 
 typedef struct {
@@ -46,30 +46,52 @@ static Forward plan_forward(const AttentionInput* in, void* workspace) {
     Forward f;
     memset(&f, 0, sizeof f);
     f.in = in;
-    f.D = packed_columns(in), f.group = in->NH / in->NKV;
-    f.key_tiles = (in->Tk + KEY_TILE - 1) / KEY_TILE;
-    f.query_tiles = (in->Tq + QUERY_TILE - 1) / QUERY_TILE;
+    f.D = packed_columns(in), f.group = in->size.NH / in->size.NKV;
+    f.key_tiles = (in->size.Tk + KEY_TILE - 1) / KEY_TILE;
+    f.query_tiles = (in->size.Tq + QUERY_TILE - 1) / QUERY_TILE;
     f.shared = share_heads(in);
-    f.streamed = f.query_tiles == 1 && !f.shared && f.group * round_up(in->Tq, ROW_BLOCK) <= STREAM_ROWS;
-    Arena arena = {(float*)workspace, 0}, one_thread = {NULL, 0};
+    f.streamed = f.query_tiles == 1 && !f.shared && f.group * round_up(in->size.Tq, ROW_BLOCK) <= STREAM_ROWS;
+    Arena arena = {(char*)workspace, 0}, one_thread = {NULL, 0};
     take_scratch(&one_thread, f.D, STREAM_ROWS);
-    f.scratch_floats = one_thread.used;
-    f.bias_tables = take(&arena, in->NH * (in->Tk + 2 * TABLE_MARGIN));
+    f.scratch_bytes = one_thread.used;
+    f.tables = take_tables(&arena, in);
     f.keys = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
     f.values = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
-    f.scratch = take(&arena, attention_threads() * f.scratch_floats);
-    f.floats = arena.used;
+    f.scratch = (char*)arena_take(&arena, attention_threads() * f.scratch_bytes);
+    f.bytes = arena.used;
     return f;
 }
 
-void reverse_bias_tables(float* tables, const AttentionInput* in) {
-    size_t T = in->Tk, stride = T + 2 * TABLE_MARGIN;
+Tables take_tables(Arena* arena, const AttentionInput* in) {
+    bool distance = attention_has(in, TERM_DISTANCE), key = attention_has(in, TERM_KEY);
+    Tables t;
+    t.by_distance = take(arena, distance ? in->size.NH * table_floats(in) : 0);
+    t.by_key = take(arena, key ? in->size.B * in->size.NH * key_floats(in) : 0);
+    return t;
+}
+
+static void reverse_table(float* table, const float* by_distance, size_t T) {
+    memset(table, 0, TABLE_MARGIN * sizeof(float));
+    memset(table + TABLE_MARGIN + T, 0, TABLE_MARGIN * sizeof(float));
+    for (size_t d = 0; d < T; d++) { table[TABLE_MARGIN + T - 1 - d] = by_distance[d] * LOG2_E; }
+}
+
+static void pad_keys(float* to, const float* by_key, size_t T, size_t padded) {
+    for (size_t j = 0; j < padded; j++) { to[j] = j < T ? by_key[j] * LOG2_E : 0.0f; }
+}
+
+void fill_tables(const Tables* tables, const AttentionInput* in) {
+    size_t T = in->size.Tk, distances = attention_has(in, TERM_DISTANCE) ? in->size.NH : 0;
+    size_t keys = attention_has(in, TERM_KEY) ? in->size.B * in->size.NH : 0;
 #pragma omp parallel for schedule(static)
-    for (size_t h = 0; h < in->NH; h++) {
-        float* table = tables + h * stride;
-        memset(table, 0, TABLE_MARGIN * sizeof(float));
-        memset(table + TABLE_MARGIN + T, 0, TABLE_MARGIN * sizeof(float));
-        for (size_t d = 0; d < T; d++) { table[TABLE_MARGIN + T - 1 - d] = in->bias[h * in->bias_stride + d] * LOG2_E; }
+    for (size_t n = 0; n < distances + keys; n++) {
+        size_t row = n < distances ? n : n - distances;
+        if (n < distances) {
+            reverse_table(tables->by_distance + row * table_floats(in),
+                          in->logit.by_distance + row * in->logit.distance_stride, T);
+        } else {
+            pad_keys(tables->by_key + row * key_floats(in), in->logit.by_key + row * T, T, key_floats(in));
+        }
     }
 }
 
@@ -82,14 +104,14 @@ void attention_choose(const char* name, unsigned terms) {
         name);
 }
 
-size_t attention_workspace(size_t B, size_t Tq, size_t Tk, size_t NH, size_t NKV, size_t HS, bool backward) {
+size_t attention_workspace(const AttentionSizes* size, bool backward) {
     AttentionInput in;
     memset(&in, 0, sizeof in);
-    in.Tq = Tq, in.Tk = Tk, in.NH = NH, in.NKV = NKV, in.HS = HS;
+    in.size = *size;
     size_t bytes = 0;
     // fewer sequences may share heads and need more: enough for any number up to B, as for any shorter sequence
-    for (in.B = 1; in.B <= B; in.B++) {
-        size_t forward_bytes = plan_forward(&in, NULL).floats * sizeof(float);
+    for (in.size.B = 1; in.size.B <= size->B; in.size.B++) {
+        size_t forward_bytes = plan_forward(&in, NULL).bytes;
         size_t backward_bytes = backward ? attention_backward_bytes(&in) : 0;
         size_t larger = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
         bytes = larger > bytes ? larger : bytes;
@@ -114,23 +136,37 @@ INLINE void attend_rows(size_t D, size_t HS, const Head* head, QueryTile* tile, 
 // Adds what the query tile sees in the key tile at `key`.
 static void attend_tile(const Head* head, size_t D, QueryTile* tile, size_t key, const float* keys, const float* values,
                         float* scores, Prefetch* prefetch) {
-    WITH_HEAD_SIZE(attend_rows, D, head->in->HS, head, tile, key, keys, values, scores, prefetch);
+    WITH_HEAD_SIZE(attend_rows, D, head->in->size.HS, head, tile, key, keys, values, scores, prefetch);
 }
 
 // Packs queries first.. of a head into the next piece of `rows`.
 static QueryTile open_query_tile(const Head* head, size_t D, size_t first, float* rows) {
     QueryTile tile;
     tile.first = first;
-    tile.count = min_size(head->in->Tq - first, QUERY_TILE);
+    tile.count = min_size(head->in->size.Tq - first, QUERY_TILE);
     size_t padded = round_up(tile.count, ROW_BLOCK);
     tile.q = rows;
     tile.out = tile.q + padded * D;
     tile.sum = tile.out + padded * D;
     tile.scale = tile.sum + padded * LANES;
     tile.reference = tile.scale + padded;
-    WITH_HEAD_SIZE(pack_queries, D, head->in->HS, head, &tile);
+    WITH_HEAD_SIZE(pack_queries, D, head->in->size.HS, head, &tile);
     reset_softmax(&tile, D);
     return tile;
+}
+
+// What the sums of a row are multiplied by, and the logarithm to base 2 of the softmax's denominator, sink included.
+typedef struct {
+    float factor, log2_sum;
+} Normalizer;
+
+// For a head with a sink.
+static Normalizer normalize_row(const Head* head, float sum, float reference) {
+    Normalizer n;
+    float highest = reference > head->sink ? reference : head->sink;
+    float weights = exp2f(reference - highest), all = sum * weights + exp2f(head->sink - highest);
+    n.factor = weights / all, n.log2_sum = highest + log2f(all);
+    return n;
 }
 
 // Divides by the weights' sum and writes out and lse.
@@ -138,24 +174,25 @@ INLINE void write_rows(size_t D, size_t HS, const Forward* f, const Head* head, 
     const AttentionInput* in = f->in;
     for (size_t r = 0; r < tile->count; r++) {
         size_t query = tile->first + r, position = head->offset + query;
-        float* out = f->out + ((head->batch * in->Tq + query) * in->NH + head->query_head) * HS;
-        float sum = sum_lanes(load(tile->sum + r * LANES));
+        float* out = f->out + ((head->batch * in->size.Tq + query) * in->size.NH + head->query_head) * HS;
+        float sum = sum_lanes(load(tile->sum + r * LANES)), lse = tile->reference[r] * LN_2 + logf(sum);
         if (sees_one_key(head, query)) {
             const float* value = in->v + kv_offset(in, head->batch, head->kv_head) + position * in->kv_stride;
             memcpy(out, value, HS * sizeof(float));
         } else {
             float normalizer = 1.0f / sum;
+            if (head->sink > -INFINITY) {
+                Normalizer n = normalize_row(head, sum, tile->reference[r]);
+                normalizer = n.factor, lse = n.log2_sum * LN_2;
+            }
             for (size_t d = 0; d < D; d += LANES) { store_head(out, d, HS, load(tile->out + r * D + d) * normalizer); }
         }
-        if (f->lse) {
-            float* lse = f->lse + (head->batch * in->NH + head->query_head) * in->Tq;
-            lse[query] = tile->reference[r] * LN_2 + logf(sum);
-        }
+        if (f->lse) { f->lse[(head->batch * in->size.NH + head->query_head) * in->size.Tq + query] = lse; }
     }
 }
 
 static void close_query_tile(const Forward* f, const Head* head, const QueryTile* tile) {
-    WITH_HEAD_SIZE(write_rows, f->D, f->in->HS, f, head, tile);
+    WITH_HEAD_SIZE(write_rows, f->D, f->in->size.HS, f, head, tile);
 }
 
 INLINE void pack_keys(size_t D, size_t HS, const AttentionInput* in, size_t first, size_t count, float* keys,
@@ -167,15 +204,15 @@ INLINE void pack_keys(size_t D, size_t HS, const AttentionInput* in, size_t firs
 static void pack_key_tile(const Forward* f, size_t batch, size_t kv_head, size_t key, float* keys, float* values) {
     const AttentionInput* in = f->in;
     size_t first = kv_offset(in, batch, kv_head) + key * in->kv_stride;
-    size_t count = min_size(in->Tk - key, KEY_TILE);
-    WITH_HEAD_SIZE(pack_keys, f->D, in->HS, in, first, count, keys, values);
+    size_t count = min_size(in->size.Tk - key, KEY_TILE);
+    WITH_HEAD_SIZE(pack_keys, f->D, in->size.HS, in, first, count, keys, values);
 }
 
 // ----------------------------------------------------------------------------
 // sharing out the work
 
 static ForwardScratch thread_scratch(const Forward* f) {
-    Arena arena = {f->scratch + thread_number() * f->scratch_floats, 0};
+    Arena arena = {f->scratch + thread_number() * f->scratch_bytes, 0};
     return take_scratch(&arena, f->D, STREAM_ROWS);
 }
 
@@ -204,11 +241,11 @@ static Prefetch prefetch_next(const AttentionInput* in, size_t batch, size_t que
     Prefetch prefetch;
     memset(&prefetch, 0, sizeof prefetch);
     query_head++;
-    if (query_head == in->NH) { query_head = 0, batch++; }
-    size_t group = in->NH / in->NKV;
-    if (batch == in->B || (!more && query_head % group == 0)) { return prefetch; }
-    prefetch.end = in->Tq;
-    prefetch_add(&prefetch, in->q + batch * in->q_batch + query_head * in->HS, in->q_stride);
+    if (query_head == in->size.NH) { query_head = 0, batch++; }
+    size_t group = in->size.NH / in->size.NKV;
+    if (batch == in->size.B || (!more && query_head % group == 0)) { return prefetch; }
+    prefetch.end = in->size.Tq;
+    prefetch_add(&prefetch, in->q + batch * in->q_batch + query_head * in->size.HS, in->q_stride);
     if (query_head % group == 0) {
         size_t first = kv_offset(in, batch, query_head / group);
         prefetch_add(&prefetch, in->k + first, in->kv_stride);
@@ -220,9 +257,10 @@ static Prefetch prefetch_next(const AttentionInput* in, size_t batch, size_t que
 // One key/value head and all queries that read it, by one thread.
 static void forward_private(const Forward* f, size_t kv, bool more) {
     const AttentionInput* in = f->in;
-    size_t batch = kv / in->NKV, kv_head = kv % in->NKV, slot = thread_number(), tile_floats = KEY_TILE * f->D;
+    size_t batch = kv / in->size.NKV, kv_head = kv % in->size.NKV, slot = thread_number(),
+           tile_floats = KEY_TILE * f->D;
     for (size_t h = kv_head * f->group; h < (kv_head + 1) * f->group; h++) {
-        Head head = make_head(in, batch, h, f->bias_tables);
+        Head head = make_head(in, batch, h, &f->tables);
         for (size_t t = first_key_tile(&head, 0); h == kv_head * f->group && t < f->key_tiles; t++) {
             size_t at = (slot * f->key_tiles + t) * tile_floats;
             pack_key_tile(f, batch, kv_head, t * KEY_TILE, f->keys + at, f->values + at);
@@ -235,13 +273,13 @@ static void forward_private(const Forward* f, size_t kv, bool more) {
 // The same, packing each key tile once for the one query tile of every head.
 static void forward_streamed(const Forward* f, size_t kv) {
     const AttentionInput* in = f->in;
-    size_t batch = kv / in->NKV, kv_head = kv % in->NKV;
+    size_t batch = kv / in->size.NKV, kv_head = kv % in->size.NKV;
     ForwardScratch scratch = thread_scratch(f);
     Head heads[STREAM_ROWS / ROW_BLOCK];
     QueryTile tiles[STREAM_ROWS / ROW_BLOCK];
     for (size_t g = 0; g < f->group; g++) {
-        heads[g] = make_head(in, batch, kv_head * f->group + g, f->bias_tables);
-        float* rows = scratch.rows + g * round_up(in->Tq, ROW_BLOCK) * row_floats(f->D);
+        heads[g] = make_head(in, batch, kv_head * f->group + g, &f->tables);
+        float* rows = scratch.rows + g * round_up(in->size.Tq, ROW_BLOCK) * row_floats(f->D);
         tiles[g] = open_query_tile(&heads[g], f->D, 0, rows);
     }
     Prefetch nothing;
@@ -259,35 +297,35 @@ static void forward_streamed(const Forward* f, size_t kv) {
 // All heads packed by all threads, then single query tiles, the longest first.
 static void forward_shared(const Forward* f) {
     const AttentionInput* in = f->in;
-    size_t heads = in->B * in->NKV, tile_floats = KEY_TILE * f->D;
+    size_t heads = in->size.B * in->size.NKV, tile_floats = KEY_TILE * f->D;
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < heads * f->key_tiles; n++) {
-        size_t kv = n / f->key_tiles, batch = kv / in->NKV, t = n % f->key_tiles;
-        Head head = make_head(in, batch, kv % in->NKV * f->group, f->bias_tables);
+        size_t kv = n / f->key_tiles, batch = kv / in->size.NKV, t = n % f->key_tiles;
+        Head head = make_head(in, batch, kv % in->size.NKV * f->group, &f->tables);
         if (t < first_key_tile(&head, 0)) { continue; }
         pack_key_tile(f, batch, head.kv_head, t * KEY_TILE, f->keys + n * tile_floats, f->values + n * tile_floats);
     }
-    size_t query_heads = in->B * in->NH;
+    size_t query_heads = in->size.B * in->size.NH;
 #pragma omp parallel for schedule(dynamic)
     for (size_t n = 0; n < f->query_tiles * query_heads; n++) {
         size_t t = f->query_tiles - 1 - n / query_heads, h = n % query_heads;
-        Head head = make_head(in, h / in->NH, h % in->NH, f->bias_tables);
+        Head head = make_head(in, h / in->size.NH, h % in->size.NH, &f->tables);
         Prefetch nothing;
         memset(&nothing, 0, sizeof nothing);
-        forward_query_tile(f, &head, head.batch * in->NKV + head.kv_head, t * QUERY_TILE, &nothing);
+        forward_query_tile(f, &head, head.batch * in->size.NKV + head.kv_head, t * QUERY_TILE, &nothing);
     }
 }
 
 void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace) {
     Forward f = plan_forward(in, workspace);
     f.out = out, f.lse = lse;
-    if (in->bias) { reverse_bias_tables(f.bias_tables, in); }
+    fill_tables(&f.tables, in);
     if (f.shared) {
         forward_shared(&f);
         return;
     }
     // a thread takes some neighbouring heads at a time, so that prefetching the next one is of use
-    size_t heads = in->B * in->NKV, chunk = heads / (4 * attention_threads());
+    size_t heads = in->size.B * in->size.NKV, chunk = heads / (4 * attention_threads());
     chunk = chunk ? chunk : 1;
 #pragma omp parallel for schedule(dynamic, chunk)
     for (size_t kv = 0; kv < heads; kv++) {

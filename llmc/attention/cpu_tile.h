@@ -1,39 +1,24 @@
 /*
-What the forward and the backward of CPU attention share: vectors, the register-blocked product, packing,
-and the softmax of one block of scores. Private to attention.c and attention_backward.c.
+What the forward and the backward of CPU attention share: the register-blocked product, packing,
+and the softmax of one block of scores. Private to cpu_forward.c and cpu_backward.c.
 
 Keys come in tiles of KEY_TILE, queries in tiles of QUERY_TILE and, inside a tile, in blocks of ROW_BLOCK
 rows: the rows whose sums fit in registers beside BLOCK_VECTORS vectors of columns. Packed heads have D
 columns, HS rounded up to whole vectors, the rest zero. Scores are in units of log 2: log2(e) is
 multiplied into the packed queries and the bias table, and weights are powers of two.
 */
-#ifndef ATTENTION_TILE_H
-#define ATTENTION_TILE_H
+#ifndef ATTENTION_CPU_TILE_H
+#define ATTENTION_CPU_TILE_H
 
 #include <math.h>
 #include <string.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
-#include "backend.h"
-
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
-#define VECTORS_OF_512_BITS
-#endif
-
-#if defined(VECTORS_OF_512_BITS)
-enum { LANES = 16, BLOCK_VECTORS = 4 };  // 6 x 4 sums of 32 registers
-#elif defined(__AVX__)
-enum { LANES = 8, BLOCK_VECTORS = 2 };  // 6 x 2 sums of 16 registers
-#elif defined(__aarch64__)
-enum { LANES = 4, BLOCK_VECTORS = 4 };
-#else
-enum { LANES = 4, BLOCK_VECTORS = 2 };
-#endif
+#include "../arena.h"
+#include "../backend.h"
+#include "cpu_vector.h"
 
 enum {
     ROW_BLOCK = 6,
@@ -44,134 +29,9 @@ enum {
     TABLE_MARGIN = QUERY_TILE + KEY_TILE + LANES,  // zeros around a reversed table: tiles reach past its ends
 };
 
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 
 static const float LOG2_E = 1.44269504088896341f, LN_2 = 0.693147180559945309f;
-
-// ----------------------------------------------------------------------------
-// vectors
-
-typedef float Vector __attribute__((vector_size(4 * LANES)));
-typedef int IntVector __attribute__((vector_size(4 * LANES)));
-typedef float LooseVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-INLINE Vector load(const float* p) { return *(const LooseVector*)p; }
-INLINE void store(float* p, Vector x) { *(LooseVector*)p = x; }
-
-INLINE Vector splat(float x) {
-    Vector zero = {0};
-    return x - zero;
-}
-
-INLINE IntVector lane_numbers(void) {
-    IntVector lanes = {0};
-    for (int i = 0; i < LANES; i++) { lanes[i] = i; }
-    return lanes;
-}
-
-INLINE Vector select_lanes(IntVector mask, Vector yes, Vector no) {
-    return (Vector)(((IntVector)yes & mask) | ((IntVector)no & ~mask));
-}
-
-// The larger of each pair; b where either is NaN.
-INLINE Vector vector_max(Vector a, Vector b) {
-#if defined(VECTORS_OF_512_BITS)
-    return (Vector)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX__)
-    return (Vector)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__x86_64__)
-    return (Vector)_mm_max_ps((__m128)a, (__m128)b);
-#else
-    return select_lanes((IntVector)(a > b), a, b);
-#endif
-}
-
-INLINE bool any_lane_above(Vector x, float limit) {
-#if defined(VECTORS_OF_512_BITS)
-    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
-#elif defined(__AVX__)
-    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
-#else
-    int any = 0;
-    for (int i = 0; i < LANES; i++) { any |= x[i] > limit; }
-    return any != 0;
-#endif
-}
-
-INLINE float largest_lane(Vector x) {
-#if defined(VECTORS_OF_512_BITS)
-    return _mm512_reduce_max_ps((__m512)x);
-#else
-    float largest = x[0];
-    for (int i = 1; i < LANES; i++) { largest = x[i] > largest ? x[i] : largest; }
-    return largest;
-#endif
-}
-
-INLINE float sum_lanes(Vector x) {
-    float sum = 0.0f;
-    for (int i = 0; i < LANES; i++) { sum += x[i]; }
-    return sum;
-}
-
-// 2^x within 2e-7 for x <= 100; exactly 0 below -127 and at -infinity; NaN for NaN. Polynomials by Remez exchange.
-INLINE Vector vector_exp2(Vector x) {
-#if defined(VECTORS_OF_512_BITS)
-    Vector f = (Vector)_mm512_reduce_ps((__m512)x, 1);  // x - floor(x)
-    Vector p = splat(0.00187757669f);
-    p = p * f + 0.00898933969f;
-    p = p * f + 0.0558263175f;
-    p = p * f + 0.240153611f;
-    p = p * f + 0.693153083f;
-    p = p * f + 0.99999994f;
-    return (Vector)_mm512_scalef_ps((__m512)p, (__m512)x);
-#else
-    const float round_to_integer = 0x1.8p23f;
-    x = vector_max(splat(-127.0f), x);
-    Vector shifted = x + round_to_integer, f = x - (shifted - round_to_integer);
-    Vector p = splat(0.00132764725f);
-    p = p * f + 0.00967554096f;
-    p = p * f + 0.0555071309f;
-    p = p * f + 0.240221202f;
-    p = p * f + 0.693146944f;
-    p = p * f + 1.00000012f;
-    return p * (Vector)(((IntVector)shifted << 23) + 0x3F800000);  // a biased exponent of 0 is the number 0
-#endif
-}
-
-// Interleaves the lower (upper) halves of two vectors.
-INLINE Vector interleave_low(Vector a, Vector b) {
-#if defined(VECTORS_OF_512_BITS)
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif defined(__AVX__)
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-#endif
-}
-
-INLINE Vector interleave_high(Vector a, Vector b) {
-#if defined(VECTORS_OF_512_BITS)
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX__)
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
-}
-
-// Lanes low..high-1 of the KEY_TILE columns, of which x holds those from `column` on; the others become `other`.
-INLINE Vector keep_columns(Vector x, size_t column, size_t low, size_t high, float other) {
-    IntVector columns = lane_numbers() + (int)column;
-    return select_lanes((IntVector)(columns >= (int)low) & (IntVector)(columns < (int)high), x, splat(other));
-}
 
 // ----------------------------------------------------------------------------
 // products
@@ -354,17 +214,32 @@ typedef struct {
     const int* start;        // of this sequence, or NULL
     const float* log_count;  // of this sequence, or NULL
     const float* bias;       // reversed table times log2(e): bias[j - i] = P(i - j); or NULL
+    const float* by_key;     // of this head, times log2(e), then zeros up to a whole tile; or NULL
+    bool capped;             // soft-capping: packed queries are without g log2(e)
+    float sink;              // logit of the sink times log2(e), -infinity without one
 } Head;
 
-static inline Head make_head(const AttentionInput* in, size_t batch, size_t query_head, const float* bias_tables) {
+// Tables that the kernels read in place of the caller's.
+typedef struct {
+    float *by_distance, *by_key;  // [NH][table_floats], [B * NH][key_floats]
+} Tables;
+
+static inline size_t table_floats(const AttentionInput* in) { return in->size.Tk + 2 * TABLE_MARGIN; }
+static inline size_t key_floats(const AttentionInput* in) { return round_up(in->size.Tk, KEY_TILE); }
+
+static inline Head make_head(const AttentionInput* in, size_t batch, size_t query_head, const Tables* tables) {
     Head head;
     head.in = in;
-    head.batch = batch, head.query_head = query_head, head.kv_head = query_head * in->NKV / in->NH;
-    head.offset = in->Tk - in->Tq;
-    head.start = in->start ? in->start + batch * in->Tq : NULL;
-    head.log_count = in->seq_scale ? in->log_count + batch * in->Tq : NULL;
-    size_t table = in->Tk + 2 * TABLE_MARGIN;
-    head.bias = in->bias ? bias_tables + query_head * table + TABLE_MARGIN + in->Tk - 1 : NULL;
+    head.batch = batch, head.query_head = query_head, head.kv_head = query_head * in->size.NKV / in->size.NH;
+    head.offset = in->size.Tk - in->size.Tq;
+    head.start = in->start ? in->start + batch * in->size.Tq : NULL;
+    head.log_count = attention_has(in, TERM_SCALE) ? in->logit.log_count + batch * in->size.Tq : NULL;
+    const float *distances = tables->by_distance + query_head * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1,
+                *keys = tables->by_key + (batch * in->size.NH + query_head) * key_floats(in);
+    head.bias = attention_has(in, TERM_DISTANCE) ? distances : NULL;
+    head.by_key = attention_has(in, TERM_KEY) ? keys : NULL;
+    head.capped = attention_has(in, TERM_CAP);
+    head.sink = attention_has(in, TERM_SINK) ? in->logit.sink[query_head] * LOG2_E : -INFINITY;
     return head;
 }
 
@@ -372,23 +247,24 @@ static inline size_t first_visible(const Head* head, size_t query) {
     return head->start ? (size_t)head->start[query] : 0;
 }
 
+// Is the softmax of this query constant? Not beside a sink.
 static inline bool sees_one_key(const Head* head, size_t query) {
-    return first_visible(head, query) == head->offset + query;
+    return first_visible(head, query) == head->offset + query && head->sink == -INFINITY;
 }
 
 // g of a query: the factor of its logits.
 static inline float row_scale(const Head* head, size_t query) {
-    return head->log_count ? head->in->seq_scale[head->query_head] * head->log_count[query] : 1.0f;
+    return head->log_count ? head->in->logit.seq_scale[head->query_head] * head->log_count[query] : 1.0f;
 }
 
 static inline const float* query_row(const Head* head, size_t query) {
     const AttentionInput* in = head->in;
-    return in->q + head->batch * in->q_batch + query * in->q_stride + head->query_head * in->HS;
+    return in->q + head->batch * in->q_batch + query * in->q_stride + head->query_head * in->size.HS;
 }
 
 // Where the rows of this head's keys (or values) begin.
 static inline size_t kv_offset(const AttentionInput* in, size_t batch, size_t kv_head) {
-    return batch * in->kv_batch + kv_head * in->HS;
+    return batch * in->kv_batch + kv_head * in->size.HS;
 }
 
 // Columns low..high-1 of the tile at `key` hold everything that queries first..last may see.
@@ -412,7 +288,7 @@ INLINE Columns visible_columns(const Head* head, size_t first, size_t last, size
 // A tile of packed queries with the state of their running softmax (Milakov & Gimelshein 2018).
 typedef struct {
     size_t first, count;  // queries first..first+count-1; rows up to a multiple of ROW_BLOCK are 0
-    float* q;             // [rows][D], times g log2(e) / sqrt(HS)
+    float* q;             // [rows][D], times g log2(e) / sqrt(HS), or times 1 / sqrt(HS) when capped
     float* scale;         // [rows]: g, 0 in padding rows
     float* out;           // [rows][D], sums of weights times values; NULL when only the weights' sum is wanted
     float* sum;           // [rows][LANES], sums of weights
@@ -423,19 +299,48 @@ INLINE size_t last_of_block(const QueryTile* tile, size_t row) {
     return tile->first + min_size(row + ROW_BLOCK, tile->count) - 1;
 }
 
-// scores[ROW_BLOCK][SCORE_STRIDE] of queries first.. against the key tile at `key`, bias included.
-INLINE void score_rows(const Head* head, size_t D, float* scores, size_t vectors, size_t first, size_t key,
-                       const float* q, const float* scale, const float* keys) {
-    if (!head->bias) {
+// The terms of the general instance: products (with the table by distance, unless they are capped) become scores.
+// capped[ROW_BLOCK][SCORE_STRIDE] receives the capped products; NULL where nobody needs them.
+static inline void apply_terms(const Head* head, float* scores, float* capped, size_t vectors, size_t first, size_t key,
+                               const float* scale) {
+    const LogitTerms* logit = &head->in->logit;
+    const float* bias = head->capped && head->bias ? head->bias - (head->offset + first) + key : NULL;
+    const float inverse = 1.0f / logit->cap;
+    for (size_t r = 0; r < ROW_BLOCK; r++) {
+        float factor = logit->inside ? scale[r] : 1.0f;
+        for (size_t n = 0; n < vectors * LANES; n += LANES) {
+            float* at = scores + r * SCORE_STRIDE + n;
+            Vector x = load(at);
+            if (head->capped) {
+                x = vector_tanh(x * inverse, logit->cap_approximate) * logit->cap;
+                if (capped) { store(capped + r * SCORE_STRIDE + n, x); }
+                x *= scale[r] * LOG2_E;
+            }
+            if (bias) { x += load(bias - r + n) * factor; }
+            if (head->by_key) { x += load(head->by_key + key + n) * factor; }
+            store(at, x);
+        }
+    }
+}
+
+// scores[ROW_BLOCK][SCORE_STRIDE] of queries first.. against the key tile at `key`, all terms included; capped as
+// above.
+INLINE void score_rows(const Head* head, size_t D, float* scores, float* capped, size_t vectors, size_t first,
+                       size_t key, const float* q, const float* scale, const float* keys) {
+    if (head->capped) {
         score_block(vectors, D, scores, q, keys, NULL, NULL);
+        apply_terms(head, scores, capped, vectors, first, key, scale);
         return;
     }
-    const float* bias = head->bias - (head->offset + first) + key;
-    if (head->in->bias_inside) {
+    const float* bias = head->bias ? head->bias - (head->offset + first) + key : NULL;
+    if (!bias) {
+        score_block(vectors, D, scores, q, keys, NULL, NULL);
+    } else if (head->in->logit.inside) {
         score_block(vectors, D, scores, q, keys, bias, scale);
     } else {
         score_block(vectors, D, scores, q, keys, bias, NULL);
     }
+    if (head->by_key) { apply_terms(head, scores, NULL, vectors, first, key, scale); }
 }
 
 // Scores of invisible keys become -infinity. Padding rows repeat the last query's mask.
@@ -507,22 +412,25 @@ INLINE Columns softmax_block(const Head* head, size_t D, QueryTile* tile, size_t
     Columns columns = visible_columns(head, first, last, key);
     if (columns.low >= columns.high) { return columns; }
     size_t vectors = (columns.high + LANES - 1) / LANES;
-    score_rows(head, D, scores, vectors, first, key, tile->q + row * D, tile->scale + row, keys);
+    score_rows(head, D, scores, NULL, vectors, first, key, tile->q + row * D, tile->scale + row, keys);
     if (columns.masked) { mask_rows(head, scores, vectors, first, last, key); }
     raise_references(tile, D, scores, vectors, row);
     exponentiate_rows(tile, scores, vectors, row);
     return columns;
 }
 
-// Packs query rows of the tile: q times g log2(e) / sqrt(HS), and g.
+// Packs query rows of the tile: q times g log2(e) / sqrt(HS), or times 1 / sqrt(HS) when capped; and g.
 INLINE void pack_queries(size_t D, size_t HS, const Head* head, QueryTile* tile) {
-    float factor = LOG2_E / sqrtf((float)HS);
+    float factor = (head->capped ? 1.0f : LOG2_E) / sqrtf((float)HS);
     for (size_t r = 0; r < round_up(tile->count, ROW_BLOCK); r++) {
         bool real = r < tile->count;
         float g = real ? row_scale(head, tile->first + r) : 0.0f;
         const float* q = query_row(head, tile->first + (real ? r : 0));
+        float row_factor = head->capped ? (real ? 1.0f : 0.0f) : g;
         tile->scale[r] = g;
-        for (size_t d = 0; d < D; d += LANES) { store(tile->q + r * D + d, load_head(q, d, HS) * (g * factor)); }
+        for (size_t d = 0; d < D; d += LANES) {
+            store(tile->q + r * D + d, load_head(q, d, HS) * (row_factor * factor));
+        }
     }
 }
 
@@ -552,36 +460,27 @@ static inline size_t thread_number(void) {
 #endif
 }
 
-// Hands out cache-aligned pieces of the caller's workspace; with base NULL it only counts.
-typedef struct {
-    float* base;
-    size_t used;  // floats
-} Arena;
-
-static inline float* take(Arena* arena, size_t floats) {
-    float* p = arena->base ? arena->base + arena->used : NULL;
-    arena->used += round_up(floats, 16);
-    return p;
-}
+static inline float* take(Arena* arena, size_t floats) { return (float*)arena_take(arena, floats * sizeof(float)); }
 
 // Whether the threads share each key/value head instead of taking whole ones: when whole heads would leave
 // more than an eighth of the threads' time unused.
 static inline bool share_heads(const AttentionInput* in) {
-    size_t heads = in->B * in->NKV, threads = attention_threads();
+    size_t heads = in->size.B * in->size.NKV, threads = attention_threads();
     size_t rounds = (heads + threads - 1) / threads;
     return heads * 8 < rounds * threads * 7;
 }
 
 // Packed key/value heads that exist at once.
 static inline size_t head_slots(const AttentionInput* in) {
-    size_t heads = in->B * in->NKV, threads = attention_threads();
+    size_t heads = in->size.B * in->size.NKV, threads = attention_threads();
     return share_heads(in) || heads < threads ? heads : threads;
 }
 
-static inline size_t packed_columns(const AttentionInput* in) { return round_up(in->HS, LANES); }
+static inline size_t packed_columns(const AttentionInput* in) { return round_up(in->size.HS, LANES); }
 
-// tables[NH][Tk + 2 TABLE_MARGIN]: the bias reversed, times log2(e), between zeros.
-void reverse_bias_tables(float* tables, const AttentionInput* in);
+// Takes room for the tables of the input's terms; fills them: by_distance reversed between zeros, both times log2(e).
+Tables take_tables(Arena* arena, const AttentionInput* in);
+void fill_tables(const Tables* tables, const AttentionInput* in);
 
 // Bytes of workspace that attention_backward takes.
 size_t attention_backward_bytes(const AttentionInput* in);

@@ -1,15 +1,15 @@
 /*
-The backward kernels of the fp32 build, see attention_fp32.cuh. Private to attention_backward.cuh.
+The backward kernels of the fp32 build, see cuda_forward_fp32.cuh. Private to cuda_backward.cuh.
 */
-#ifndef ATTENTION_BACKWARD_FP32_CUH
-#define ATTENTION_BACKWARD_FP32_CUH
+#ifndef ATTENTION_CUDA_BACKWARD_FP32_CUH
+#define ATTENTION_CUDA_BACKWARD_FP32_CUH
 
 // The weight of a pair, and dZ: q, k, dout and v are rows of tiles.
 __device__ __forceinline__ float2 fp32_pair(const AttentionBackwardTask& task, const AttentionBackwardRow& row,
                                             const float* q, const float* k, const float* dout, const float* v, int h,
                                             int query, int key, int start, float log_sum) {
     const float y = fp32_logit(task.in, q, k, row, h, query, key, start);
-    float dp = fp32_dot(dout, v, (int)task.in.HS) - row.delta, log_weight = y - row.reference;
+    float dp = fp32_dot(dout, v, (int)task.in.size.HS) - row.delta, log_weight = y - row.reference;
     special_pair(log_weight, dp, query, key, start, log_sum);
     const float weight = exp2f(log_weight);
     return make_float2(weight, weight * dp);
@@ -21,15 +21,16 @@ __device__ __forceinline__ float fp32_dq_tile(const AttentionBackwardTask& task,
                                               float* table) {
     SHARED(float, bias_weights, [FP32_TILE]);
     const AttentionInput& in = task.in;
-    const int HS = (int)in.HS, stride = fp32_row_stride(in.HS), T = (int)in.Tq;
-    const int b = bh / (int)in.NH, h = bh % (int)in.NH, r = threadIdx.x / 4, part = threadIdx.x % 4, query = q0 + r;
+    const int HS = (int)in.size.HS, stride = fp32_row_stride(in.size.HS), T = (int)in.size.Tq;
+    const int b = bh / (int)in.size.NH, h = bh % (int)in.size.NH, r = threadIdx.x / 4, part = threadIdx.x % 4,
+              query = q0 + r;
     float *queries = memory, *dout = queries + FP32_TILE * stride, *keys = dout + FP32_TILE * stride;
     float *values = keys + FP32_TILE * stride, *dq = values + FP32_TILE * stride, *dz = dq + FP32_TILE * stride;
     const size_t head = attention_query_offset(in, b, h), out_head = attention_out_offset(in, b, h);
     const size_t kv = attention_kv_offset(in, b, attention_key_head(in, h)), state = (size_t)bh * T + query;
     fp32_load(queries, in.q + head, in.q_stride, q0, T, HS);
-    fp32_load(dout, task.dout + out_head, in.NH * HS, q0, T, HS);
-    fp32_load(keys, task.out + out_head, in.NH * HS, q0, T, HS);
+    fp32_load(dout, task.dout + out_head, in.size.NH * HS, q0, T, HS);
+    fp32_load(keys, task.out + out_head, in.size.NH * HS, q0, T, HS);
     fp32_clear(dq, HS);
     __syncthreads();
     const AttentionRow scales = attention_row(in, b, h, query);
@@ -57,7 +58,7 @@ __device__ __forceinline__ float fp32_dq_tile(const AttentionBackwardTask& task,
         __syncthreads();
         fp32_accumulate(dq, dz, FP32_STRIDE, 1, keys, HS);
         const int difference = (int)threadIdx.x - (FP32_TILE - 1), d = q0 - k0 + difference;  // row less column
-        if (in.bias && difference < FP32_TILE && d >= 0 && d < T) {
+        if (attention_has(&in, TERM_DISTANCE) && difference < FP32_TILE && d >= 0 && d < T) {
             float sum = table[d];
             for (int i = max(0, difference); i < min(FP32_TILE, FP32_TILE + difference); i++) {
                 sum += bias_weights[i] * dz[i * FP32_STRIDE + i - difference];
@@ -70,7 +71,7 @@ __device__ __forceinline__ float fp32_dq_tile(const AttentionBackwardTask& task,
     for (int c = part; c < HS && query < T; c += 4) {
         const float x = dq[r * stride + c];
         dot += x * queries[r * stride + c];
-        task.dq[head + query * in.q_stride + c] = x * row.scale * ATTENTION_LN_2;
+        task.to.dq[head + query * in.q_stride + c] = x * row.scale * ATTENTION_LN_2;
     }
     return dot * scales.log_count * rsqrtf((float)HS);
 }
@@ -78,7 +79,7 @@ __device__ __forceinline__ float fp32_dq_tile(const AttentionBackwardTask& task,
 // grid: query_blocks per head.
 __global__ void __launch_bounds__(FP32_THREADS, 4) attention_dq_fp32_kernel(AttentionBackwardTask task) {
     DYN_SHARED(float, memory);
-    const int T = (int)task.in.Tq, blocks = (int)task.query_blocks, bh = blockIdx.x / blocks;
+    const int T = (int)task.in.size.Tq, blocks = (int)task.query_blocks, bh = blockIdx.x / blocks;
     float* table = task.table_sums + (size_t)blockIdx.x * T;
     for (int d = threadIdx.x; d < T; d += FP32_THREADS) { table[d] = 0.0f; }
     float dscale = 0.0f;
@@ -94,9 +95,10 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_dq_fp32_kernel(Atte
 __global__ void __launch_bounds__(FP32_THREADS, 4) attention_dkv_fp32_kernel(AttentionBackwardTask task) {
     DYN_SHARED(float, keys);
     const AttentionInput& in = task.in;
-    const int HS = (int)in.HS, stride = fp32_row_stride(in.HS), T = (int)in.Tq, tiles = (T + FP32_TILE - 1) / FP32_TILE;
-    const int bkv = blockIdx.x / tiles, b = bkv / (int)in.NKV, kv_head = bkv % (int)in.NKV;
-    const int k0 = (int)blockIdx.x % tiles * FP32_TILE, heads = (int)in.NH / (int)in.NKV;
+    const int HS = (int)in.size.HS, stride = fp32_row_stride(in.size.HS), T = (int)in.size.Tq,
+              tiles = (T + FP32_TILE - 1) / FP32_TILE;
+    const int bkv = blockIdx.x / tiles, b = bkv / (int)in.size.NKV, kv_head = bkv % (int)in.size.NKV;
+    const int k0 = (int)blockIdx.x % tiles * FP32_TILE, heads = (int)in.size.NH / (int)in.size.NKV;
     const int r = threadIdx.x / 4, part = threadIdx.x % 4;
     float *values = keys + FP32_TILE * stride, *queries = values + FP32_TILE * stride;
     float *dout = queries + FP32_TILE * stride, *dk = dout + FP32_TILE * stride, *dv = dk + FP32_TILE * stride;
@@ -109,13 +111,13 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_dkv_fp32_kernel(Att
     for (int h = kv_head * heads; h < (kv_head + 1) * heads; h++) {
         for (int q0 = k0; q0 < T && attention_start(in, b, q0) < k0 + FP32_TILE; q0 += FP32_TILE) {
             const int query = q0 + r, start = query < T ? attention_start(in, b, query) : 0x7fffffff;
-            const size_t bh = (size_t)b * in.NH + h;
+            const size_t bh = (size_t)b * in.size.NH + h;
             AttentionBackwardRow row = {0.0f, 0.0f, 0.0f, 0.0f};
             if (query < T) { row = task.rows[bh * T + query]; }
             const float log_sum = query < T ? coarse_log_sum(task, (int)bh, query) : 0.0f;
             __syncthreads();
             fp32_load(queries, in.q + attention_query_offset(in, b, h), in.q_stride, q0, T, HS);
-            fp32_load(dout, task.dout + attention_out_offset(in, b, h), in.NH * HS, q0, T, HS);
+            fp32_load(dout, task.dout + attention_out_offset(in, b, h), in.size.NH * HS, q0, T, HS);
             __syncthreads();
             for (int c = part; c < FP32_TILE; c += 4) {
                 const float2 pair = fp32_pair(task, row, queries + r * stride, keys + c * stride, dout + r * stride,
@@ -132,17 +134,18 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_dkv_fp32_kernel(Att
     for (int n = threadIdx.x; n < FP32_TILE * HS; n += FP32_THREADS) {
         const int key = k0 + n / HS, at = n / HS * stride + n % HS;
         if (key >= T) { break; }
-        task.dk[kv + key * in.kv_stride + n % HS] = dk[at] * ATTENTION_LN_2;
-        task.dv[kv + key * in.kv_stride + n % HS] = dv[at];
+        task.to.dk[kv + key * in.kv_stride + n % HS] = dk[at] * ATTENTION_LN_2;
+        task.to.dv[kv + key * in.kv_stride + n % HS] = dv[at];
     }
 }
 
 static inline void attention_launch_backward(const AttentionBackwardTask& task) {
     const AttentionInput& in = task.in;
-    LAUNCH_ATTENTION(attention_dq_fp32_kernel, dim3((unsigned)(in.B * in.NH * task.query_blocks)), FP32_THREADS,
-                     fp32_shared(in.HS, 5, 1), task);
-    LAUNCH_ATTENTION(attention_dkv_fp32_kernel, dim3((unsigned)(in.B * in.NKV * ceil_div(in.Tk, FP32_TILE))),
-                     FP32_THREADS, fp32_shared(in.HS, 6, 2), task);
+    LAUNCH_ATTENTION(attention_dq_fp32_kernel, dim3((unsigned)(in.size.B * in.size.NH * task.query_blocks)),
+                     FP32_THREADS, fp32_shared(in.size.HS, 5, 1), task);
+    LAUNCH_ATTENTION(attention_dkv_fp32_kernel,
+                     dim3((unsigned)(in.size.B * in.size.NKV * ceil_div(in.size.Tk, FP32_TILE))), FP32_THREADS,
+                     fp32_shared(in.size.HS, 6, 2), task);
 }
 
 #endif

@@ -1,16 +1,16 @@
 /*
-Causal attention by cuDNN's graph API in bf16, behind plain functions: attention_cudnn.cpp implements them, and
-attention_cudnn.cuh calls them in a build with USE_CUDNN. Compiled and linked, its graphs accepted by cuDNN 9.19 for
+Causal attention by cuDNN's graph API in bf16, behind plain functions: cudnn_graph.cpp implements them, and
+cudnn.cuh calls them in a build with USE_CUDNN. Compiled and linked, its graphs accepted by cuDNN 9.19 for
 Hopper, not yet run on a device.
 
-softmax(q.k / sqrt(HS) + bias) v as in ops.h, with two differences: a row with one visible key has gradients of q and
+softmax(q.k / sqrt(HS) + bias) v as in terms.h, with two differences: a row with one visible key has gradients of q and
 k that are zero up to rounding, and logits so large that fp32 lse is coarse (beyond about 1000) lose precision.
 
 Either all sequences are one document each (documents == 0), or documents are packed: cuDNN then sees each document as
 a sequence of its own in its packed ("ragged") layout, addressed by arrays on the device.
 */
-#ifndef ATTENTION_CUDNN_H
-#define ATTENTION_CUDNN_H
+#ifndef ATTENTION_CUDNN_GRAPH_H
+#define ATTENTION_CUDNN_GRAPH_H
 
 #include <stdbool.h>
 #include <stddef.h>

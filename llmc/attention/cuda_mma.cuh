@@ -1,6 +1,6 @@
 /*
 Tiles in shared memory and fragments in registers for tensor-core attention (mma.m16n8k16, bf16 factors, fp32 sums).
-Private to attention.cuh and attention_backward.cuh.
+Private to cuda_forward.cuh and cuda_backward.cuh.
 
 Fragment layout (PTX ISA, "Matrix fragments for mma.m16n8k16"): lane = 4*group + member. A thread of a 16x8 block
 of sums holds rows group and group + 8, columns 2*member and 2*member + 1, in the order (row, column), (row, column
@@ -8,10 +8,10 @@ of sums holds rows group and group + 8, columns 2*member and 2*member + 1, in th
 i is row 8*i + group. Rows in shared memory are D + 8 elements long: eight rows of 16 bytes then lie in different
 banks. Heads smaller than D, the next native size, are padded with zeros there and nowhere else.
 */
-#ifndef ATTENTION_MMA_CUH
-#define ATTENTION_MMA_CUH
+#ifndef ATTENTION_CUDA_MMA_CUH
+#define ATTENTION_CUDA_MMA_CUH
 
-#include "attention_common.cuh"
+#include "cuda_tasks.cuh"
 
 typedef uint32_t FragmentA[4];
 typedef uint32_t FragmentB[2];
@@ -29,6 +29,9 @@ struct AttentionShape {
     static constexpr int DEPTH = D / 16, COLUMNS = D / 8;    // steps along the head; blocks of 8 columns of a head
     static constexpr int DISTANCES = ROWS + ATTENTION_KEYS;  // distances between the rows and keys of a tile pair
 };
+
+static_assert(AttentionShape<64>::ROWS == attention_rows(64) && AttentionShape<128>::ROWS == attention_rows(128),
+              "rows");
 
 // The native size that a head is padded to.
 constexpr int attention_native_size(int HS) {

@@ -1,11 +1,11 @@
 /*
 The second pass of the attention backward on tensor cores: dk and dv of a tile of keys, over the queries of all heads
-that read them. Private to attention_backward.cuh.
+that read them. Private to cuda_backward.cuh.
 */
-#ifndef ATTENTION_DKV_CUH
-#define ATTENTION_DKV_CUH
+#ifndef ATTENTION_CUDA_DKV_CUH
+#define ATTENTION_CUDA_DKV_CUH
 
-#include "attention_mma.cuh"
+#include "cuda_mma.cuh"
 
 template <int D>
 struct DkvShape : AttentionShape<D> {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void special_queries(FragmentC (&y)[AttentionShape<D>
                                                 FragmentC (&dp)[AttentionShape<D>::ROW_TILES][2],
                                                 const AttentionBackwardTask& task, const DkvTile& tile, int query,
                                                 int key) {
-    const int T = (int)task.in.Tq;
+    const int T = (int)task.in.size.Tq;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
 #pragma unroll
@@ -148,7 +148,7 @@ __device__ __forceinline__ void dkv_block(DkvRows<D>& rows, const AttentionBackw
 
 // Tiles of queries from the diagonal on that see any of the keys before `end`: start never decreases.
 __device__ __forceinline__ int live_query_tiles(const AttentionInput& in, int b, int first, int end) {
-    int low = first, high = ((int)in.Tq + ATTENTION_KEYS - 1) / ATTENTION_KEYS;
+    int low = first, high = ((int)in.size.Tq + ATTENTION_KEYS - 1) / ATTENTION_KEYS;
     if (!in.start) { return high - first; }
     while (low < high) {
         const int middle = (low + high) / 2;
@@ -174,8 +174,8 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
     int* coarse = start + 2 * QUERIES;
     float* window = reinterpret_cast<float*>(coarse + 2);
     const AttentionInput& in = task.in;
-    const int T = (int)in.Tq, tiles = (T + S::ROWS - 1) / S::ROWS, bkv = blockIdx.x / tiles;
-    const int b = bkv / (int)in.NKV, kv_head = bkv % (int)in.NKV, heads = (int)in.NH / (int)in.NKV;
+    const int T = (int)in.size.Tq, tiles = (T + S::ROWS - 1) / S::ROWS, bkv = blockIdx.x / tiles;
+    const int b = bkv / (int)in.size.NKV, kv_head = bkv % (int)in.size.NKV, heads = (int)in.size.NH / (int)in.size.NKV;
     const int k0 = (int)blockIdx.x % tiles * S::ROWS;
     const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, group = lane >> 2, member = lane & 3;
     const int first = k0 + warp * S::WARP_ROWS;
@@ -185,12 +185,12 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
     auto fetch = [&](int step) {
         const int slot = step & 1, h = kv_head * heads + step / count, q0 = (first_tile + step % count) * QUERIES;
         load_tile<D, QUERIES, S::THREADS>(queries + slot * S::TILE, in.q + attention_query_offset(in, b, h),
-                                          in.q_stride, q0, T, (int)in.HS);
+                                          in.q_stride, q0, T, (int)in.size.HS);
         load_tile<D, QUERIES, S::THREADS>(dout + slot * S::TILE, task.dout + attention_out_offset(in, b, h),
-                                          in.NH * in.HS, q0, T, (int)in.HS);
+                                          in.size.NH * in.size.HS, q0, T, (int)in.size.HS);
         if (tid < QUERIES) {
             const int i = q0 + tid;
-            const AttentionBackwardRow* rows = task.rows + ((size_t)b * in.NH + h) * T;
+            const AttentionBackwardRow* rows = task.rows + ((size_t)b * in.size.NH + h) * T;
             cp_async16(query_rows + slot * QUERIES + tid, rows + (i < T ? i : 0), i < T);
             const bool known = in.start && i < T;
             const void* from = known ? (const void*)(in.start + (size_t)b * T + i) : (const void*)rows;
@@ -198,16 +198,17 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
         }
         if (tid == 0) {
             const int parts = (T + QUERIES - 1) / QUERIES;
-            cp_async4(coarse + slot, task.coarse + ((size_t)b * in.NH + h) * parts + q0 / QUERIES, true);
+            cp_async4(coarse + slot, task.coarse + ((size_t)b * in.size.NH + h) * parts + q0 / QUERIES, true);
         }
         if (BIAS) {
-            load_distances<S::DISTANCES, S::THREADS>(window + slot * S::DISTANCES, in.bias + h * in.bias_stride,
+            load_distances<S::DISTANCES, S::THREADS>(window + slot * S::DISTANCES,
+                                                     in.logit.by_distance + h * in.logit.distance_stride,
                                                      q0 - k0 - (S::ROWS - 1), T);
         }
         cp_async_commit();
     };
-    load_tile<D, S::ROWS, S::THREADS>(keys, in.k + kv, in.kv_stride, k0, T, (int)in.HS);
-    load_tile<D, S::ROWS, S::THREADS>(values, in.v + kv, in.kv_stride, k0, T, (int)in.HS);
+    load_tile<D, S::ROWS, S::THREADS>(keys, in.k + kv, in.kv_stride, k0, T, (int)in.size.HS);
+    load_tile<D, S::ROWS, S::THREADS>(values, in.v + kv, in.kv_stride, k0, T, (int)in.size.HS);
     fetch(0);
     const floatX *warp_keys = keys + warp * S::WARP_ROWS * S::STRIDE, *warp_values = warp_keys + S::ROWS * S::STRIDE;
     DkvRows<D> rows;
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
         if (step + 1 < heads * count) { fetch(step + 1); }
         if (step == 0) { keep_keys<D>(rows, warp_keys, warp_values, lane); }
         DkvTile tile;
-        tile.q0 = query_tile * QUERIES, tile.bh = b * (int)in.NH + h;
+        tile.q0 = query_tile * QUERIES, tile.bh = b * (int)in.size.NH + h;
         tile.queries = queries + slot * S::TILE, tile.dout = dout + slot * S::TILE;
         tile.rows = query_rows + slot * QUERIES, tile.start = start + slot * QUERIES;
         const int last = first + S::WARP_ROWS - 1;
@@ -239,8 +240,8 @@ __global__ void __launch_bounds__(AttentionShape<D>::THREADS, AttentionShape<D>:
         const int key = first + i * 8 + group;
         if (key >= T) { continue; }
         const size_t at = kv + key * in.kv_stride;
-        store_row(task.dk + at, rows.dk[i / 2], i & 1, ATTENTION_LN_2, member, (int)in.HS);
-        store_row(task.dv + at, rows.dv[i / 2], i & 1, 1.0f, member, (int)in.HS);
+        store_row(task.to.dk + at, rows.dk[i / 2], i & 1, ATTENTION_LN_2, member, (int)in.size.HS);
+        store_row(task.to.dv + at, rows.dv[i / 2], i & 1, 1.0f, member, (int)in.size.HS);
     }
 }
 

@@ -1,26 +1,21 @@
 /*
 Attention kernels of the fp32 build, on CUDA cores: the same passes as those for tensor cores, in tiles of 32 queries
-and 32 keys that live in shared memory. Plain before fast. Private to attention.cuh and attention_backward.cuh.
+and 32 keys that live in shared memory. Plain before fast. Private to cuda_forward.cuh and cuda_backward.cuh.
 
 Sums over a head's columns, over keys and along diagonals each have one order, whatever the number of blocks.
 */
-#ifndef ATTENTION_FP32_CUH
-#define ATTENTION_FP32_CUH
+#ifndef ATTENTION_CUDA_FORWARD_FP32_CUH
+#define ATTENTION_CUDA_FORWARD_FP32_CUH
 
-#include "attention_common.cuh"
+#include "cuda_tasks.cuh"
 
-constexpr int FP32_TILE = 32;  // queries, and keys, of a tile
+constexpr int FP32_TILE = (int)attention_rows(1);  // queries, and keys, of a tile
 constexpr int FP32_THREADS = 128;
 constexpr int FP32_STRIDE = FP32_TILE + 1;  // of a tile of logits
 constexpr int FP32_LOGITS = FP32_TILE * FP32_STRIDE;
 
 // Rows in shared memory have an odd stride: neighbouring rows then lie in different banks.
 __host__ __device__ __forceinline__ int fp32_row_stride(size_t HS) { return (int)HS + 1; }
-
-static inline size_t attention_rows(size_t HS) {
-    (void)HS;
-    return FP32_TILE;
-}
 
 // Shared memory of a kernel with so many tiles of rows and of logits.
 static inline size_t fp32_shared(size_t HS, size_t row_tiles, size_t logit_tiles) {
@@ -63,8 +58,9 @@ __device__ __forceinline__ void fp32_accumulate(float* sums, const float* a, int
 __device__ __forceinline__ float fp32_logit(const AttentionInput& in, const float* q, const float* k,
                                             const AttentionBackwardRow& row, int h, int position, int key, int start) {
     if (key > position || key < start) { return -INFINITY; }
-    const float bias = in.bias ? in.bias[h * in.bias_stride + position - key] : 0.0f;
-    return attention_logit(fp32_dot(q, k, (int)in.HS), row.scale, bias, row.bias_scale);
+    const float bias =
+        attention_has(&in, TERM_DISTANCE) ? in.logit.by_distance[h * in.logit.distance_stride + position - key] : 0.0f;
+    return attention_logit(fp32_dot(q, k, (int)in.size.HS), row.scale, bias, row.bias_scale);
 }
 
 // ----------------------------------------------------------------------------
@@ -77,9 +73,11 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_forward_fp32_kernel
     SHARED(float, weight_sums, [FP32_TILE]);
     DYN_SHARED(float, queries);
     const AttentionInput& in = task.in;
-    const int HS = (int)in.HS, stride = fp32_row_stride(in.HS), Tq = (int)in.Tq, Tk = (int)in.Tk, offset = Tk - Tq;
+    const int HS = (int)in.size.HS, stride = fp32_row_stride(in.size.HS), Tq = (int)in.size.Tq, Tk = (int)in.size.Tk,
+              offset = Tk - Tq;
     const int tiles = (Tq + FP32_TILE - 1) / FP32_TILE, bh = blockIdx.x / tiles;
-    const int b = bh / (int)in.NH, h = bh % (int)in.NH, q0 = (tiles - 1 - (int)blockIdx.x % tiles) * FP32_TILE;
+    const int b = bh / (int)in.size.NH, h = bh % (int)in.size.NH,
+              q0 = (tiles - 1 - (int)blockIdx.x % tiles) * FP32_TILE;
     float *keys = queries + FP32_TILE * stride, *values = keys + FP32_TILE * stride, *out = values + FP32_TILE * stride;
     float* logits = out + FP32_TILE * stride;
     const int r = threadIdx.x / 4, part = threadIdx.x % 4, query = q0 + r;
@@ -136,7 +134,7 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_forward_fp32_kernel
         fp32_accumulate(out, logits, FP32_STRIDE, 1, values, HS);
     }
     __syncthreads();
-    const size_t rows = in.B * in.NH * in.Tq, first_row = (size_t)bh * Tq + q0;
+    const size_t rows = in.size.B * in.size.NH * in.size.Tq, first_row = (size_t)bh * Tq + q0;
     for (int n = threadIdx.x; n < FP32_TILE * HS; n += FP32_THREADS) {
         const int i = n / HS, column = n % HS;
         if (q0 + i >= Tq) { break; }
@@ -144,7 +142,7 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_forward_fp32_kernel
         if (task.partial_softmax) {
             if (task.partial_out) { task.partial_out[(blockIdx.y * rows + first_row + i) * HS + column] = x; }
         } else {
-            task.out[attention_out_offset(in, b, h) + (size_t)(q0 + i) * in.NH * HS + column] = x / weight_sums[i];
+            task.out[attention_out_offset(in, b, h) + (size_t)(q0 + i) * in.size.NH * HS + column] = x / weight_sums[i];
         }
     }
     if (part != 0 || query >= Tq) { return; }
@@ -156,8 +154,9 @@ __global__ void __launch_bounds__(FP32_THREADS, 4) attention_forward_fp32_kernel
 }
 
 static inline void attention_launch_forward(const AttentionForwardTask& task) {
-    const size_t shared = fp32_shared(task.in.HS, 4, 1);
-    const dim3 grid((unsigned)(task.in.B * task.in.NH * ceil_div(task.in.Tq, FP32_TILE)), (unsigned)task.splits);
+    const size_t shared = fp32_shared(task.in.size.HS, 4, 1);
+    const dim3 grid((unsigned)(task.in.size.B * task.in.size.NH * ceil_div(task.in.size.Tq, FP32_TILE)),
+                    (unsigned)task.splits);
     LAUNCH_ATTENTION(attention_forward_fp32_kernel, grid, FP32_THREADS, shared, task);
 }
 

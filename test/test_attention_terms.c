@@ -1,0 +1,200 @@
+/*
+The terms of attention beside the table by distance and the row scale, and pairs of all of them drawn at random, against
+the float64 reference, whose gradients are in turn compared with differences of its forward.
+*/
+#include "attention_util.h"
+
+static void check_terms(Shape s, unsigned terms, float cap, uint64_t seed) {
+    Problem p = make_problem(s, seed);
+    add_terms(&p, terms, cap, seed);
+    forward(p.out, p.lse, &p.in);
+    backward(&p);
+    Reference r = reference(&p, true);
+    if (relative_error(p.out, r.out, p.q_size) > TOLERANCE || gradient_error(&p, &r, 0, p.dv) > TOLERANCE) {
+        print_shape(&s);
+        print_error("terms %#x cap %g\n", p.in.size.terms, (double)cap);
+    }
+    check_forward(&p, &r, TOLERANCE);
+    check_backward(&p, &r, TOLERANCE);
+    check_added_terms(&p, &r, TOLERANCE);
+    free_reference(&r);
+    free_problem(&p);
+}
+
+static size_t drawn(Random* random, size_t n) { return (size_t)(random_uniform(random) * (double)n); }
+
+static void test_random_terms(void** state) {
+    (void)state;
+    static const size_t lengths[] = {1, 7, 64, 77, 130, 200}, sizes[] = {8, 32, 40, 48, 64, 128},
+                        kv_heads[] = {1, 2, 4};
+    static const float caps[] = {1.5f, 4.0f, 50.0f};
+    Random random = random_stream(3, 3);
+    for (uint64_t n = 0; n < 150; n++) {
+        Shape s = {1 + drawn(&random, 2),       lengths[drawn(&random, 6)], 4,
+                   kv_heads[drawn(&random, 3)], sizes[drawn(&random, 6)],   (int)drawn(&random, BIAS_CASES),
+                   drawn(&random, 2) == 1,      drawn(&random, 2) == 1};
+        unsigned terms = 0;
+        for (unsigned term = TERM_CAP; term <= TERM_SINK; term <<= 1) { terms |= drawn(&random, 2) ? term : 0; }
+        check_terms(s, terms, caps[drawn(&random, 3)], n);
+    }
+}
+
+static void test_long_terms(void** state) {
+    (void)state;
+    check_terms((Shape){1, 600, 2, 1, 48, BIAS_INSIDE, true, false}, TERM_CAP | TERM_KEY | TERM_SINK, 1.5f, 1);
+    check_terms((Shape){1, 1000, 2, 1, 48, BIAS_INSIDE, false, false}, TERM_CAP | TERM_KEY | TERM_SINK, 1.5f, 1);
+    check_terms((Shape){1, 1000, 2, 2, 64, BIAS_OUTSIDE, true, true}, TERM_CAP, 50.0f, 2);
+}
+
+static void test_any_number_of_threads_gives_the_same_bits(void** state) {
+    (void)state;
+    Problem one = make_problem((Shape){1, 300, 2, 1, 40, BIAS_INSIDE, true, true}, 5), many = one;
+    add_terms(&one, TERM_CAP | TERM_KEY | TERM_SINK, 2.0f, 5);
+    forward(one.out, one.lse, &one.in);
+    backward(&one);
+    for (int threads = 2; threads <= 5; threads++) {
+        set_threads(threads);
+        many = make_problem(one.shape, 5);
+        add_terms(&many, TERM_CAP | TERM_KEY | TERM_SINK, 2.0f, 5);
+        forward(many.out, many.lse, &many.in);
+        backward(&many);
+        assert_memory_equal(one.out, many.out, one.q_size * sizeof(float));
+        assert_memory_equal(one.dqkv, many.dqkv, one.qkv_floats * sizeof(float));
+        assert_memory_equal(one.dby_key, many.dby_key, 600 * sizeof(float));
+        assert_memory_equal(one.dsink, many.dsink, 2 * sizeof(float));
+        assert_memory_equal(one.dseq_scale, many.dseq_scale, 2 * sizeof(float));
+        free_problem(&many);
+    }
+    set_threads(1);
+    free_problem(&one);
+}
+
+// Order: a bias of 20 under a cap of 1.5 must pass by the cap. Capping the sum instead would differ by far more than 1.
+static void test_the_cap_acts_on_the_product_alone(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){1, 40, 2, 2, 32, BIAS_OUTSIDE, false, false}, 6);
+    add_terms(&p, TERM_CAP, 1.5f, 6);
+    for (size_t h = 0; h < 2; h++) {
+        for (size_t d = 0; d < 40; d++) { p.bias[h * p.in.logit.distance_stride + d] = d % 2 ? 20.0f : 0.0f; }
+    }
+    forward(p.out, p.lse, &p.in);
+    for (size_t n = 0; n < 80; n++) {  // with two keys or more, one of them is at distance 1
+        if (n % 40 > 0) { assert_true(p.lse[n] > 18.0f); }
+    }
+    free_problem(&p);
+}
+
+// In the limit of a large cap nothing is capped; at 50 little is, which is why tests of 1.5 stand beside.
+static void test_a_large_cap_changes_nothing(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){1, 90, 2, 1, 48, BIAS_INSIDE, true, false}, 7);
+    forward(p.out, p.lse, &p.in);
+    float* plain = xcalloc(p.q_size, sizeof(float));
+    memcpy(plain, p.out, p.q_size * sizeof(float));
+    add_terms(&p, TERM_CAP, 1e6f, 7);
+    forward(p.out, p.lse, &p.in);
+    for (size_t i = 0; i < p.q_size; i++) { assert_error_below(fabs((double)p.out[i] - (double)plain[i]), 1e-5); }
+    p.in.logit.cap = 1.5f;
+    forward(p.out, p.lse, &p.in);
+    double largest = 0;
+    for (size_t i = 0; i < p.q_size; i++) { largest = fmax(largest, fabs((double)p.out[i] - (double)plain[i])); }
+    assert_true(largest > 0.05);
+    free(plain);
+    free_problem(&p);
+}
+
+// The cheaper tanh: within 1e-4 of the cap's size.
+static void test_the_approximate_cap(void** state) {
+    (void)state;
+    Problem p = make_problem((Shape){1, 90, 2, 1, 48, NO_BIAS, false, false}, 8);
+    add_terms(&p, TERM_CAP, 1.5f, 8);
+    p.in.logit.cap_approximate = true;
+    forward(p.out, p.lse, &p.in);
+    Reference r = reference(&p, false);
+    double error = relative_error(p.out, r.out, p.q_size);
+    assert_error_below(error, 2e-4);
+    assert_true(error > 1e-7);  // another function indeed
+    free_reference(&r);
+    free_problem(&p);
+}
+
+// A sink far above or below all logits; beside it a single visible key is no constant.
+static void test_extreme_sinks(void** state) {
+    (void)state;
+    static const float sinks[] = {-1e30f, -200.0f, 0.0f, 200.0f, 1e30f};
+    for (size_t i = 0; i < sizeof sinks / sizeof *sinks; i++) {
+        Problem p = make_problem((Shape){1, 70, 2, 1, 32, BIAS_OUTSIDE, true, true}, 9);
+        add_terms(&p, TERM_SINK, 0.0f, 9);
+        fill(p.sink, 2, sinks[i]);
+        forward(p.out, p.lse, &p.in);
+        backward(&p);
+        Reference r = reference(&p, true);
+        assert_error_below(sinks[i] > 100.0f ? fabs((double)p.out[5]) : relative_error(p.out, r.out, p.q_size),
+                           TOLERANCE);
+        for (size_t h = 0; h < 2; h++) { assert_error_below(fabs((double)p.dsink[h] - r.dsink[h]), 2e-5); }
+        for (size_t n = 0; n < p.qkv_floats; n++) { assert_true(isfinite(p.dqkv[n])); }
+        free_reference(&r);
+        free_problem(&p);
+    }
+}
+
+static double reference_loss(const Problem* p) {
+    Reference r = reference(p, false);
+    double loss = 0;
+    for (size_t i = 0; i < p->q_size; i++) { loss += r.out[i] * (double)p->dout[i]; }
+    free_reference(&r);
+    return loss;
+}
+
+// Central difference of the reference's loss by one fp32 number; error of order step^2.
+static double finite_difference(const Problem* p, float* x) {
+    float old = *x, above = old + 0x1p-10f, below = old - 0x1p-10f;
+    *x = above;
+    double loss_above = reference_loss(p);
+    *x = below;
+    double loss_below = reference_loss(p);
+    *x = old;
+    return (loss_above - loss_below) / ((double)above - (double)below);
+}
+
+static void test_finite_differences(void** state) {
+    (void)state;
+    for (uint64_t c = 0; c < 4; c++) {
+        Problem p = make_problem((Shape){2, 19, 2, 1, 8, c % 2 ? BIAS_OUTSIDE : BIAS_INSIDE, true, c < 2}, 60 + c);
+        add_terms(&p, TERM_CAP | TERM_KEY | TERM_SINK, 1.5f, 60 + c);
+        forward(p.out, p.lse, &p.in);
+        backward(&p);
+        for (size_t n = 0; n < 2 * 2 * 19; n += 3) {
+            assert_error_below(fabs(finite_difference(&p, p.by_key + n) - (double)p.dby_key[n]), 1e-5);
+        }
+        for (size_t h = 0; h < 2; h++) {
+            assert_error_below(fabs(finite_difference(&p, p.sink + h) - (double)p.dsink[h]), 1e-5);
+            assert_error_below(fabs(finite_difference(&p, p.seq_scale + h) - (double)p.dseq_scale[h]), 1e-4);
+        }
+        for (size_t n = 0; n < p.qkv_floats; n += 37) {
+            if (n % p.in.q_stride >= p.in.q_stride - GAP) { continue; }
+            assert_error_below(fabs(finite_difference(&p, p.qkv + n) - (double)p.dqkv[n]), 1e-5);
+        }
+        free_problem(&p);
+    }
+}
+
+static int one_thread(void** state) {
+    (void)state;
+    set_threads(1);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_random_terms, one_thread),
+        cmocka_unit_test_setup(test_long_terms, one_thread),
+        cmocka_unit_test_setup(test_any_number_of_threads_gives_the_same_bits, one_thread),
+        cmocka_unit_test_setup(test_the_cap_acts_on_the_product_alone, one_thread),
+        cmocka_unit_test_setup(test_a_large_cap_changes_nothing, one_thread),
+        cmocka_unit_test_setup(test_the_approximate_cap, one_thread),
+        cmocka_unit_test_setup(test_extreme_sinks, one_thread),
+        cmocka_unit_test_setup(test_finite_differences, one_thread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
