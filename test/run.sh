@@ -75,6 +75,7 @@ fuzz() {
         echo "the fuzz targets are LEFT OUT, not counted: no clang with libFuzzer (clang, libclang-rt-dev)"
         return
     fi
+    export BUILD
     targets=$(make -s fuzz-targets)
     for target in $targets; do
         FUZZ_SECONDS=$((60 / $(echo $targets | wc -w))) check "fuzz $target" test/fuzz/run.sh "$target"
