@@ -171,7 +171,7 @@ FUZZ_CC ?= clang
 FUZZ_CXX ?= clang++
 FUZZ_SANITIZE = -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 FUZZ_FLAGS = -O1 -g -march=$(ARCH) $(WARNINGS) -Wno-unknown-pragmas $(CONFIG_DEFINES) -MMD -MP $(FUZZ_SANITIZE)
-FUZZ_WRAP = -Wl,--wrap=exit,--wrap=_exit,--wrap=atexit,--wrap=fopen,--wrap=fclose,--wrap=mmap,--wrap=munmap
+FUZZ_WRAP = -Wl,--wrap=exit,--wrap=_exit,--wrap=atexit,--wrap=fopen,--wrap=fdopen,--wrap=fclose,--wrap=mmap,--wrap=munmap,--wrap=pthread_create
 .PHONY: fuzz fuzz-targets
 fuzz:
 	@CC="$(CC)" CXX="$(CXX)" BUILD=$(BUILD) FUZZ_CXX="$(FUZZ_CXX)" test/fuzz/run.sh

@@ -16,6 +16,7 @@ number. Everything else is a fault: sanitizers, assertions, 5 s, 1 GB, an error 
 #endif
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <sys/mman.h>
 
@@ -75,14 +76,13 @@ static void fuzz_forget(void) {
 }
 
 EXTERN_C FILE* __real_fopen(const char* path, const char* mode);
+EXTERN_C FILE* __real_fdopen(int fd, const char* mode);
 EXTERN_C int __real_fclose(FILE* f);
 EXTERN_C void* __real_mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t offset);
 EXTERN_C int __real_munmap(void* address, size_t bytes);
 EXTERN_C void __real_exit(int status) __attribute__((noreturn));
 
-EXTERN_C FILE* __wrap_fopen(const char* path, const char* mode);
-FILE* __wrap_fopen(const char* path, const char* mode) {
-    FILE* f = __real_fopen(path, mode);
+static FILE* fuzz_keep_stream(FILE* f) {
     for (size_t i = 0; f && fuzz_runs && i < FUZZ_FEW; i++) {
         if (fuzz_streams[i]) { continue; }
         fuzz_streams[i] = f;
@@ -91,12 +91,31 @@ FILE* __wrap_fopen(const char* path, const char* mode) {
     return f;
 }
 
+EXTERN_C FILE* __wrap_fopen(const char* path, const char* mode);
+FILE* __wrap_fopen(const char* path, const char* mode) { return fuzz_keep_stream(__real_fopen(path, mode)); }
+
+EXTERN_C FILE* __wrap_fdopen(int fd, const char* mode);
+FILE* __wrap_fdopen(int fd, const char* mode) { return fuzz_keep_stream(__real_fdopen(fd, mode)); }
+
 EXTERN_C int __wrap_fclose(FILE* f);
 int __wrap_fclose(FILE* f) {
     for (size_t i = 0; i < FUZZ_FEW; i++) {
         if (fuzz_streams[i] == f) { fuzz_streams[i] = NULL; }
     }
     return __real_fclose(f);
+}
+
+// What the C library allocates for a thread it keeps for the next one.
+EXTERN_C int __real_pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
+                                   void* argument);
+EXTERN_C int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*),
+                                   void* argument);
+int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument) {
+    bool runs = fuzz_runs;
+    fuzz_runs = false;
+    int error = __real_pthread_create(thread, attributes, start, argument);
+    fuzz_runs = runs;
+    return error;
 }
 
 EXTERN_C void* __wrap_mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t offset);
