@@ -336,6 +336,8 @@ class Storm:
         best, stuck = 0, 0  # the newest step that is known to be saved; lives since it was
         while stuck < MAX_STUCK:
             self.run = self.newest_run(logs, encoding)
+            if self.run is None:  # folders of starts that saved nothing would fill the small disk, many as they are
+                shutil.rmtree(os.path.join(logs, "l2"), ignore_errors=True)
             full = kind == "disk" and self.fill_disk(logs)
             limit = r.randrange(LARGEST_FILE) if kind == "limit" and r.random() < 0.5 else None
             resumed = self.run is not None
