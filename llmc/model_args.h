@@ -36,6 +36,11 @@ static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, si
         cJSON_AddNumberToObject(o, "sinusoidal_theta", c->posenc.sinusoidal_theta);
         cJSON_AddStringToObject(o, "sinusoidal_freqs", c->posenc.sinusoidal_vaswani ? "vaswani" : "bam");
     }
+    const PosencSettings* settings = &c->posenc.settings;
+    if (c->encoding == POS_SANDWICH) { cJSON_AddNumberToObject(o, "sandwich_dim", (double)settings->sandwich_dim); }
+    if (c->encoding == POS_ALIBI && settings->alibi_geometric) {
+        cJSON_AddStringToObject(o, "alibi_slopes", "geometric");  // fields of published runs stay as they are
+    }
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
         if (tensor->owner != c->encoding) { continue; }
@@ -92,6 +97,8 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     c.posenc.rotary_theta = model_arg_number(o, path, "rope_theta", c.posenc.rotary_theta);
     c.posenc.sinusoidal_theta = model_arg_number(o, path, "sinusoidal_theta", c.posenc.sinusoidal_theta);
     c.posenc.sinusoidal_vaswani = strcmp(model_arg_text(o, "sinusoidal_freqs", "bam"), "vaswani") == 0;
+    c.posenc.settings.alibi_geometric = strcmp(model_arg_text(o, "alibi_slopes", "published"), "geometric") == 0;
+    c.posenc.settings.sandwich_dim = model_arg_size(o, path, "sandwich_dim", c.posenc.settings.sandwich_dim);
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
         c.posenc.init[t] = model_arg_text(o, tensor->init_name, c.posenc.init[t]);
@@ -107,16 +114,10 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
 // Ends the program when the model of a checkpoint is not the one that the flags describe, naming the field.
 // Batch size and sequence length may differ; initial values and what is trained may too.
 static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* wanted, const char* path) {
-    static const char* const fields[] = {"dim",
-                                         "n_layers",
-                                         "n_heads",
-                                         "n_kv_heads",
-                                         "vocab_size",
-                                         "ffn_dim_multiplier",
-                                         "rope_theta",
-                                         "sinusoidal_theta",
-                                         "sinusoidal_freqs",
-                                         "global_positional_encoding",
+    static const char* const fields[] = {"dim",          "n_layers",         "n_heads",
+                                         "n_kv_heads",   "vocab_size",       "ffn_dim_multiplier",
+                                         "rope_theta",   "sinusoidal_theta", "sinusoidal_freqs",
+                                         "alibi_slopes", "sandwich_dim",     "global_positional_encoding",
                                          "ssmax_prior"};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         const cJSON* a = cJSON_GetObjectItemCaseSensitive(checkpoint, fields[i]);
