@@ -106,6 +106,21 @@ def bam_prior(theta, distance):
     return -math.exp(min(exponent, 69.0))  # where train_gpt clamps it, about 1e30
 
 
+def kerple_power_prior(theta, distance):
+    """P(d) = -r1 d^r2, r2 = 2 / (1 + e^-theta) (Chi et al. 2022), at d > 0."""
+    return -math.exp(theta[0]) * distance ** (2 / (1 + math.exp(-theta[1])))
+
+
+# Encodings whose learned bias is below zero: the tensors, each of one number a head, and P of them and a distance.
+PRIORS = {
+    "bam": (("theta_alpha", "theta_beta", "theta_mu"), bam_prior),
+    "kerple_log": (("kerple_log_scale", "kerple_log_rate"),
+                   lambda theta, d: -math.exp(theta[0]) * math.log1p(math.exp(theta[1]) * d)),
+    "kerple_power": (("kerple_power_scale", "kerple_power_exponent"), kerple_power_prior),
+    "alibi_learned": (("alibi_log_slope",), lambda theta, d: -math.exp(theta[0]) * d),
+}
+
+
 # ----------------------------------------------------------------------------
 # one run
 
@@ -117,6 +132,7 @@ class Run:
         try:
             self.args, self.model_args = json_args["args"], json_args["model_args"]
             self.encoding, self.size = self.args["position_encoding"], self.args["model_size"]
+            self.kind = self.encoding.removesuffix("_ssmax")
             self.train_length = int(self.args["sequence_length"])
             self.iterations = int(self.args["num_iterations"])
             self.heads = int(self.model_args["n_heads"])
@@ -157,15 +173,15 @@ class Run:
     def priors(self):
         """[(layer's name, [theta of each head])] of a model that learned its prior; [] for any other."""
         path = self.path("model.safetensors")
-        if not os.path.exists(path):
+        if not os.path.exists(path) or self.kind not in PRIORS:
             return []
+        tensors = PRIORS[self.kind][0]
         header, start = safetensors_header(path)
-        names = [n for n in header if n.endswith("prior.theta_alpha")]
+        names = [n for n in header if n.endswith("prior." + tensors[0])]
         layer = lambda name: int((re.search(r"layers\.(\d+)\.", name) or [0, -1])[1])
         priors = []
         for name in sorted(names, key=layer):
-            theta = [safetensors_read(path, header, start, name.replace("theta_alpha", f"theta_{p}"))
-                     for p in ("alpha", "beta", "mu")]
+            theta = [safetensors_read(path, header, start, name.replace(tensors[0], tensor)) for tensor in tensors]
             label = "all layers" if layer(name) < 0 else f"layer {layer(name) + 1}"
             priors.append((label, list(zip(*theta))))
         return priors
