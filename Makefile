@@ -18,7 +18,7 @@ LDLIBS = $(LIB_DNNL) $(LIB_SENTENCEPIECE) $(LIB_CJSON) $(OPENMP_LIBS) -lpthread 
 
 # What the machine has: HAVE_*, LIB_*, CONFIG_DEFINES. Found by compiling a line for each library.
 # Not for goals that need no compiler, or that install it first.
-ifneq ($(filter-out help clean format deps test demo demo-all,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out help clean format deps test fuzz demo demo-all,$(or $(MAKECMDGOALS),all)),)
 include $(BUILD)/config.mk
 endif
 
@@ -28,7 +28,7 @@ PROGRAMS = train_gpt evaluate dataset/prepare dataset/inspect dataset/synthetic
 Q = $(if $(V),,@)
 say = $(if $(V),:,printf '  %-4s %s\n' $(1) $(2))
 
-.PHONY: all help test bench bench-dist clean format deps demo demo-all program-tests left-out
+.PHONY: all help test torture bench bench-dist clean format deps demo demo-all program-tests left-out
 all: $(PROGRAMS)
 	@echo "bam.c is built for $(if $(filter cuda,$(BACKEND)),CUDA$(comma) $(PRECISION)$(comma),the CPU) with"
 	@cat $(BUILD)/summary.txt
@@ -37,6 +37,8 @@ help:
 	@echo "make            build train_gpt and the dataset tools, print what was found"
 	@echo "make deps       install what is missing (scripts/install_deps.sh)"
 	@echo "make test       install what is missing, build and run every test"
+	@echo "make fuzz       random inputs to everything that reads a file or a message; needs clang; FUZZ_SECONDS=60 in all"
+	@echo "make torture    kill tiny trainings KILLS times (300) at random moments, resume, compare the bits; SEED=N repeats"
 	@echo "make demo       train four encodings and see which finds a key far beyond its training length"
 	@echo "make demo-all   the same for all ten"
 	@echo "make bench      measure speed and memory, write $(BUILD)/bench.json"
@@ -146,8 +148,9 @@ $(BUILD)/test/test_encodings: test/test_encodings.c $(ENCODINGS_OPS) | $(ENCODIN
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(filter %.o,$^) $(LDLIBS) $(LIB_MPI) -lcmocka
 
 # these start the shipped programs
-PROGRAM_TESTS = test_prepare test_synthetic test_train test_train_flags test_resume test_checkpoint test_evaluate \
-                test_scripts test_dist test_encodings $(EMU_PROGRAM_TESTS)
+PROGRAM_TESTS = test_startup test_prepare test_streams test_inspect test_synthetic test_train test_train_flags \
+                test_resume test_checkpoint test_evaluate test_evaluate_refuses test_scripts test_torture test_dist \
+                test_encodings $(EMU_PROGRAM_TESTS)
 # and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
 EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate test_emu_dist
 # NAME:NEED of those that this machine cannot run; test/run.sh leaves them out and says so
@@ -161,13 +164,50 @@ program-tests:
 left-out:
 	@echo $(LEFT_OUT)
 
+# Fuzz targets: clang with its sanitizers for what reads the input, the operators as the programs have them. Out of the
+# archive each target takes what it needs. --wrap: see test/fuzz/fuzz.h.
+FUZZ_TARGETS = $(sort $(basename $(notdir $(wildcard test/fuzz/fuzz_*.c test/fuzz/fuzz_*.cpp))))
+FUZZ_CC ?= clang
+FUZZ_CXX ?= clang++
+FUZZ_SANITIZE = -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FUZZ_FLAGS = -O1 -g -march=$(ARCH) $(WARNINGS) -Wno-unknown-pragmas $(CONFIG_DEFINES) -MMD -MP $(FUZZ_SANITIZE)
+FUZZ_WRAP = -Wl,--wrap=exit,--wrap=_exit,--wrap=atexit,--wrap=fopen,--wrap=fclose,--wrap=mmap,--wrap=munmap
+.PHONY: fuzz fuzz-targets
+fuzz:
+	@CC="$(CC)" CXX="$(CXX)" BUILD=$(BUILD) FUZZ_CXX="$(FUZZ_CXX)" test/fuzz/run.sh
+fuzz-targets:
+	@echo $(FUZZ_TARGETS:fuzz_%=%)
+
+$(BUILD)/fuzz/%.o: test/fuzz/%.c $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,cc,$<)
+	$(Q)$(FUZZ_CC) -std=gnu11 $(FUZZ_FLAGS) -c -o $@ $<
+
+$(BUILD)/fuzz/%.o: test/fuzz/%.cpp $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,c++,$<)
+	$(Q)$(FUZZ_CXX) -std=c++17 $(FUZZ_FLAGS) -c -o $@ $<
+
+$(BUILD)/fuzz/%.o: llmc/%.cpp $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	@$(call say,c++,$<)
+	$(Q)$(FUZZ_CXX) -std=c++17 $(FUZZ_FLAGS) -c -o $@ $<
+
+$(BUILD)/fuzz/operators.a: $(OPS)
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(Q)ar rcs $@ $^
+
+$(BUILD)/fuzz/fuzz_%: $(BUILD)/fuzz/fuzz_%.o $(BUILD)/fuzz/tokenizer.o $(BUILD)/fuzz/operators.a
+	$(Q)$(FUZZ_CXX) $(FUZZ_SANITIZE) -fsanitize=fuzzer $(FUZZ_WRAP) -o $@ $^ $(LDLIBS:-fopenmp=-lgomp)
+
 $(BUILD)/dev/%: dev/%.c $(OPS) $(TOKENIZER)
 	@mkdir -p $(@D)
 	@$(call say,cc,$<)
 	$(Q)$(CC) $(CFLAGS) -MT $@ -c -o $@.o $<
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(OPS) $(TOKENIZER) $(LDLIBS)
 
-.PRECIOUS: $(BUILD)/%.o
+.PRECIOUS: $(BUILD)/%.o $(BUILD)/fuzz/%.o
 
 ifeq ($(EMULATOR),yes)
 include test/emu/rules.mk
@@ -185,6 +225,10 @@ endif
 test: deps
 	@$(MAKE) --no-print-directory BACKEND=cpu all
 	@BACKEND=cpu BUILD=$(BUILD) CC="$(CC)" CXX="$(CXX)" test/run.sh
+
+KILLS ?= 300
+torture: $(PROGRAMS)
+	@$(PYTHON) test/torture.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 bench: $(BUILD)/dev/bench_matmul $(BUILD)/dev/bench_attention $(BUILD)/dev/bench_train $(BUILD)/dev/bench_evaluate
 	@dev/bench.sh $(BUILD)

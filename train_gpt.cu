@@ -5,45 +5,27 @@ operators. This is the CUDA translation unit; it also builds for the CPU with `c
 On several ranks every rank runs this program on its share of each batch. Rank 0 alone writes files and prints; what
 decides about the next step (loss, norm, signals) is agreed first, so that all ranks always do the same.
 */
-#include <sys/file.h>
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE  // sched_getaffinity
+#endif
 
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
 #include "llmc/generate.h"
+#include "llmc/host_limits.h"
 #include "llmc/logger.h"
 #include "llmc/model.h"
 #include "llmc/model_args.h"
 #include "llmc/model_dist.h"
 #include "llmc/ranks.h"
+#include "llmc/startup.h"
 #include "llmc/stop.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
+#include "llmc/trainer.h"
 
 // Updates that may be skipped one after another because of a NaN before the run gives up.
 enum { MAX_SKIPPED_STEPS = 10 };
-
-typedef struct {
-    TrainArgs args;
-    Options options;
-    PosKind encoding;  // what --position_encoding says
-    bool ssmax;
-    size_t tokens_per_step, accumulation;
-    DataLoader loader;
-    ModelConfig config;
-    Model model;
-    Tokenizer* tokenizer;  // NULL when nothing is sampled
-    TokenList prompt;      // of samples, BOS included
-    Schedule schedule;
-    RunState state;
-    char* folder;
-    RunLogs logs;
-    FILE* batch_log;  // NULL unless --debug_batches
-    StepTimer timer;
-    double peak_flops;
-    size_t skipped;  // updates skipped in a row
-    bool saved;      // the state is on disk
-    int stop;        // the signal at which all ranks have agreed to stop
-} Trainer;
 
 // Has any rank been asked to stop? Collective.
 static bool must_stop(Trainer* t) {
@@ -73,6 +55,7 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         free(path);
     }
     options_check(&t->options);
+    options_check_text(&t->options, NULL);
     if (a->reset_steps && !a->checkpoint) { fatal("--reset_steps needs --checkpoint, the run to go on from"); }
     if (a->checkpoint && a->init_from) {
         fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");
@@ -110,6 +93,7 @@ static void open_data(Trainer* t) {
     c.val_padding = val_tokens > 0 ? a->val_tokens_padding : 0;
     c.overfit_single_batch = a->overfit_single_batch;
     dataloader_open(&t->loader, &c);
+    t->data_hash = data_fingerprint(&t->loader);
     free(folder);
 }
 
@@ -166,6 +150,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
     print_ranks(t);
     backend_describe(device, sizeof device);
     printf("device   %s\n", device);
+    if (limits_describe(device, sizeof device, "")) { printf("limits   %s\n", device); }
     fflush(stdout);
 }
 
@@ -191,139 +176,18 @@ static void build_model(Trainer* t) {
     model_allocate(&t->model);
 }
 
-// Two programs on one run would mix their logs and remove each other's checkpoints. The lock ends with the process. It
-// is a file, for NFS locks no folders.
-static void lock_run(Trainer* t, char* folder) {
-    char* path = text("%s/.lock", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) { fatal("%s: %s; check that the folder exists and can be written", path, strerror(errno)); }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) { fatal("%s: another train_gpt is at this run; wait for it or stop it", folder); }
-        warn("%s: cannot lock: %s; do not start a second train_gpt at this run", path, strerror(errno));
-    }
-    free(path);
-    t->folder = folder;
-}
-
-// A run that goes on is locked before its checkpoint is read, or another program could write the next one meanwhile.
-static void lock_resumed_run(Trainer* t) {
-    bool same_run = t->args.checkpoint && !t->args.reset_steps;
-    if (same_run && ranks.rank == 0) {
-        free(checkpoint_find(t->args.checkpoint));  // says what is wrong with the folder
-        lock_run(t, checkpoint_run_folder(t->args.checkpoint));
-    }
-    ranks_barrier();
-}
-
-// Refuses to go on with other data or, by a rounding flag and another number of ranks, with other steps.
-static void check_resumed(const Trainer* t) {
-    const TrainArgs* a = &t->args;
-    DataLoaderTokens tokens = dataloader_tokens(&t->loader);
-    if (t->state.dataset_tokens != tokens.total) {
-        fatal(
-            "%s: the run's data has %zu tokens, --dataset %s has %zu; give the same data, or --reset_steps to go "
-            "on with other data",
-            a->checkpoint, t->state.dataset_tokens, a->dataset, tokens.total);
-    }
-    if (t->state.val_tokens != tokens.validation) {
-        fatal("%s: %zu of the run's tokens are for validation, now it would be %zu; give --val_tokens %zu",
-              a->checkpoint, t->state.val_tokens, tokens.validation, t->state.val_tokens);
-    }
-    if (t->state.tokens_per_step != t->tokens_per_step && a->tokens_per_step == 0) {
-        fatal("%s: the run's steps have %zu tokens, on %zu rank%s they would have %zu; give --tokens_per_step %zu",
-              a->checkpoint, t->state.tokens_per_step, ranks.size, ranks.size == 1 ? "" : "s", t->tokens_per_step,
-              t->state.tokens_per_step);
-    }
-}
-
-// Initial weights, or those of a checkpoint with all that is needed to go on from it.
-static void load_weights(Trainer* t) {
-    const TrainArgs* a = &t->args;
-    size_t tokens = dataloader_tokens(&t->loader).total;
-    t->state.sampler = random_stream(a->seed, 1);
-    if (a->checkpoint) {
-        checkpoint_load(&t->model, &t->state, a->checkpoint);
-        bool same_data = t->state.dataset_tokens == tokens;
-        if (!a->reset_steps) { check_resumed(t); }
-        DataLoaderState position = {t->state.epoch, t->state.position};
-        if (same_data) { dataloader_restore(&t->loader, position, a->checkpoint); }
-        if (a->reset_steps) { t->state.schedule_start = t->state.step; }
-        printf("resumed  %s at step %zu\n", a->checkpoint, t->state.step);
-    } else if (a->init_from) {
-        checkpoint_init_from(&t->model, a->init_from, a->seed);
-    } else {
-        model_init(&t->model, a->seed);
-    }
-    DataLoaderState position = dataloader_state(&t->loader);
-    t->state.epoch = position.epoch, t->state.position = position.position;
-    t->state.dataset_tokens = tokens, t->state.val_tokens = dataloader_tokens(&t->loader).validation;
-    t->state.tokens_per_step = t->tokens_per_step;
-    ranks_check_same("state", &t->state, sizeof t->state);
-}
-
 // All ranks must have been given the same arguments and data, or they would train different models.
 static void check_ranks(Trainer* t) {
     cJSON* json = options_to_json(&t->options);
     DataLoaderTokens tokens = dataloader_tokens(&t->loader);
     char* arguments = cJSON_PrintUnformatted(json);
-    char* data = text("%zu %zu %zu %u", tokens.total, tokens.shards, t->loader.vocab_size, t->loader.tokenizer_hash);
+    char* data = text("%zu %zu %zu %u %llx", tokens.total, tokens.shards, t->loader.vocab_size,
+                      t->loader.tokenizer_hash, (unsigned long long)t->data_hash);
     ranks_check_same("arguments", arguments, strlen(arguments));
     ranks_check_same("data", data, strlen(data));
     cJSON_free(arguments);
     cJSON_Delete(json);
     free(data);
-}
-
-static cJSON* dataset_args_json(const Trainer* t) {
-    DataLoaderTokens tokens = dataloader_tokens(&t->loader);
-    cJSON* o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "dataset_dir", t->args.dataset);
-    cJSON_AddNumberToObject(o, "batch_size", (double)t->args.batch_size);
-    cJSON_AddNumberToObject(o, "seq_len", (double)t->args.sequence_length);
-    cJSON_AddNumberToObject(o, "grad_accum_steps", (double)t->accumulation);
-    cJSON_AddNumberToObject(o, "val_tokens", (double)tokens.validation);
-    cJSON_AddNumberToObject(o, "tokens_per_batch", (double)t->tokens_per_step);
-    cJSON_AddNumberToObject(o, "val_tokens_padding", (double)tokens.padding);
-    cJSON_AddNumberToObject(o, "total_tokens", (double)tokens.total);
-    cJSON_AddNumberToObject(o, "iterations", (double)tokens.steps_per_epoch);
-    cJSON_AddNumberToObject(o, "num_processes", (double)ranks.size);
-    cJSON_AddNumberToObject(o, "bos", t->loader.bos);
-    cJSON_AddNumberToObject(o, "eos", t->loader.eos);
-    cJSON_AddNumberToObject(o, "tokenizer_hash", t->loader.tokenizer_hash);
-    return o;
-}
-
-// Rank 0's part: the folder, args.json, the logs.
-static void create_run(Trainer* t, bool same_run) {
-    const TrainArgs* a = &t->args;
-    if (!same_run) { lock_run(t, run_folder_create(a->log_dir, a->model_size, a->position_encoding)); }
-    char device[256];
-    backend_describe(device, sizeof device);
-    cJSON* build = build_info();
-    cJSON_AddStringToObject(build, "device", device);
-    write_args_json(t->folder, options_to_json(&t->options), dataset_args_json(t),
-                    model_args_json(&t->config, a->batch_size, a->sequence_length), build);
-    if (same_run) { checkpoint_prune(t->folder, t->state.step, SIZE_MAX); }  // as the logs: steps that come again
-    t->logs = run_logs_open(t->folder, same_run ? t->state.step : 0);
-}
-
-// A resumed run goes on in its own folder; a new one, or a new phase, gets the next free number.
-static void open_run_folder(Trainer* t) {
-    ranks_barrier();  // all have read the checkpoint before anything changes
-    if (ranks.rank == 0) { create_run(t, t->args.checkpoint && !t->args.reset_steps); }
-    size_t length = t->folder ? strlen(t->folder) + 1 : 0;
-    ranks_broadcast(&length, sizeof length);
-    if (!t->folder) { t->folder = (char*)xcalloc(length, 1); }
-    ranks_broadcast(t->folder, length);
-    if (t->args.debug_batches) {
-        char* path =
-            ranks.rank == 0 ? text("%s/batches.log", t->folder) : text("%s/batches.rank%zu.log", t->folder, ranks.rank);
-        t->batch_log = fopen(path, "a");
-        if (!t->batch_log) { fatal("cannot write %s: %s", path, strerror(errno)); }
-        free(path);
-    }
-    printf("run      %s\n\n", t->folder);
-    fflush(stdout);
 }
 
 // ----------------------------------------------------------------------------
@@ -338,8 +202,10 @@ static double accumulate_gradients(Trainer* t) {
     for (size_t micro = 0; micro < t->accumulation; micro++) {
         dataloader_next(&t->loader);
         if (t->loader.wrapped) {
-            printf("epoch %zu: the data starts again, its last %zu tokens were too few for a step\n",
-                   (size_t)t->state.epoch + 1, t->loader.dropped);
+            size_t dropped = t->loader.dropped;
+            char* left = text("; its last %zu token%s too few for a step", dropped, dropped == 1 ? " was" : "s were");
+            printf("epoch %zu: the data starts again%s\n", (size_t)t->state.epoch + 1, dropped ? left : "");
+            free(left);
         }
         if (t->batch_log) {
             fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro,
@@ -406,6 +272,21 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
     fflush(stdout);
 }
 
+// Notes the batches of a step that is skipped, so that whoever looks for the fault knows them.
+static void note_batches(Trainer* t) {
+    uint64_t first = 0;
+    for (size_t micro = 0; micro < t->accumulation; micro++) {
+        uint64_t hash = dataloader_hash_again(&t->loader, micro);
+        if (micro == 0) { first = hash; }
+        if (t->args.debug_batches) { continue; }
+        if (!t->batch_log) { open_batch_log(t); }
+        fprintf(t->batch_log, "%zu,%zu,%016llx\n", t->state.step, micro, (unsigned long long)hash);
+    }
+    fflush(t->batch_log);
+    warn("loss or gradient of step %zu is not finite; its update is skipped (first batch %016llx, all in batches.log)",
+         t->state.step + 1, (unsigned long long)first);
+}
+
 // One optimiser step. A loss or gradient that is not finite skips the update, so the weights stay good, and
 // is logged; too many in a row end the run.
 static void train_step(Trainer* t) {
@@ -430,16 +311,18 @@ static void train_step(Trainer* t) {
     if (ranks.rank == 0) {
         log_train(&t->logs, t->state.step, loss, norm, rate, seconds, (double)t->tokens_per_step / seconds);
     }
+    if (finite) {
+        prove_checkpoint(t);
+    } else {
+        note_batches(t);
+    }
     t->state.step++;
     t->saved = false;
     print_progress(t, loss, norm, rate, seconds);
     t->skipped = finite ? 0 : t->skipped + 1;
-    if (!finite) { warn("loss or gradient of step %zu is not finite; its update is skipped", t->state.step); }
     if (t->skipped >= MAX_SKIPPED_STEPS) {
-        fatal(
-            "%d steps in a row without a finite loss; lower --learning_rate and resume from %s, whose last checkpoint "
-            "is good",
-            MAX_SKIPPED_STEPS, t->folder);
+        fatal("%d steps in a row without a finite loss; lower --learning_rate and %s", MAX_SKIPPED_STEPS,
+              name_checkpoint(t));
     }
 }
 
@@ -496,34 +379,15 @@ static void print_sample(Trainer* t) {
     kv_cache_free(&cache);
 }
 
-static void save(Trainer* t) {
-    if (t->saved) { return; }
-    stop_be_patient(0);
-    double started = wall_seconds();
-    if (ranks.rank == 0) {
-        cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
-        checkpoint_save(t->folder, &t->model, model_whole_state, &t->state, t->args.position_encoding, model_args,
-                        t->args.keep_checkpoints);
-        cJSON_Delete(model_args);
-    } else {
-        checkpoint_help_save(&t->model, model_whole_state);
-        device_synchronize();  // the network has done its part before ranks talk again
-    }
-    ranks_barrier();  // nobody leaves before the checkpoint is whole
-    t->saved = true;
-    printf("saved step %zu to %s (%.1f s)\n", t->state.step, t->folder, wall_seconds() - started);
-    fflush(stdout);
-}
-
 static bool is_due(size_t every, size_t step, bool last) { return every > 0 && (step % every == 0 || last); }
 
 static void train(Trainer* t) {
     const TrainArgs* a = &t->args;
-    size_t end = t->state.schedule_start + a->num_iterations;
-    if (t->state.step >= end) { printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end); }
+    size_t end = end_step(t);
     while (!must_stop(t)) {
         bool last = t->state.step >= end;
         if (last) { save(t); }  // before anything at the end of a run can go wrong
+        if (last && !t->saved) { break; }
         if (is_due(a->val_loss_every, t->state.step, last)) { validate(t); }
         Random sampler = t->state.sampler;
         if (is_due(a->sample_every, t->state.step, last) && !t->stop) {
@@ -537,22 +401,24 @@ static void train(Trainer* t) {
         double usual = step_timer_seconds(&t->timer);
         if (usual > 0) { stop_be_patient(5 + 3 * usual); }
         train_step(t);
-        if (is_due(a->checkpoint_every, t->state.step, false)) { save(t); }
+        if (!is_due(a->checkpoint_every, t->state.step, false)) { continue; }
+        save(t);
+        if (!t->saved) { printf("step %zu is not saved: its update was skipped\n", t->state.step); }
     }
     if (t->stop) { save(t); }
-    if (t->stop && t->state.step < end) {
-        printf("stopped by %s after step %zu; resume with\n  --checkpoint %s --checkpoint_args\n",
-               stop_signal_name(t->stop), t->state.step, t->folder);
-    }
+    end_of_training(t);
 }
 
 int main(int argc, char** argv) {
     static Trainer trainer;
     Trainer* t = &trainer;
+    startup_streams();
+    startup_choose_waiting(argv);
     signals_to_own_thread();
     signal(SIGXFSZ, SIG_IGN);  // a file at its size limit: an error of write(), as when the disk is full
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
+    signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the run goes on, its end tells
     choose_encoding(t);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);
@@ -560,18 +426,21 @@ int main(int argc, char** argv) {
     open_tokenizer(t);
     dist_open();
     build_model(t);
-    lock_resumed_run(t);
     load_weights(t);
-    open_run_folder(t);
-    stop_catch_signals();
-    train(t);
+    if (is_finished(t)) {
+        printf("nothing to do: %zu of %zu steps are done\n", t->state.step, end_step(t));
+    } else {
+        stop_catch_signals();  // before anybody is told of the run
+        open_run_folder(t);
+        train(t);
+    }
     dist_close();
-    if (ranks.rank == 0) { run_logs_close(&t->logs); }
+    if (t->logs.train.file) { run_logs_close(&t->logs); }
     dataloader_close(&t->loader);
     model_free(&t->model);
     if (t->tokenizer) { tokenizer_close(t->tokenizer); }
     free(t->prompt.ids);
-    free(t->folder);
+    free(t->folder), free(t->checkpoint), free(t->proven);
     if (t->batch_log) { fclose(t->batch_log); }
     options_free(&t->options);
     ranks_finish();

@@ -2,8 +2,11 @@
 Looks into a token shard: `dataset/inspect data/NAME/NAME_000000.bin` prints its header, counts, document lengths and
 first documents, and refuses token ids outside the vocabulary. Reads llm.c's shards too, which name no vocabulary.
 */
+#include <fcntl.h>
+
 #include "../llmc/options.h"
 #include "../llmc/shard.h"
+#include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
 
 enum { CHUNK_TOKENS = 1 << 18, SHOWN_TOKENS = 200 };
@@ -29,7 +32,8 @@ typedef struct {
 static int chunk[CHUNK_TOKENS];  // of the shard, while it is read through
 
 static Shard open_shard(const char* path) {
-    Shard s = {path, fopen(path, "rb"), {0}};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a named pipe does not wait for its other end
+    Shard s = {path, fd < 0 ? NULL : fdopen(fd, "rb"), {0}};
     struct stat info;
     if (!s.file || fstat(fileno(s.file), &info) != 0) {
         fatal("%s: %s; expected a token shard, see --help", path, strerror(errno));
@@ -213,6 +217,7 @@ static Arguments parse_arguments(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    startup_streams();
     Arguments a = parse_arguments(argc, argv);
     Shard s = open_shard(a.file);
     print_header(&s);

@@ -6,37 +6,32 @@ into tokens. Blocks live in a ring, so memory stays bounded: a few blocks a thre
 a block. The shards do not depend on the number of threads.
 */
 #define _GNU_SOURCE
-#include <sched.h>
 #include <signal.h>
 
+#include "../llmc/host_limits.h"
 #include "../llmc/options.h"
+#include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
-#include "text_reader.h"
+#include "../llmc/text_tally.h"
 #include "shard_writer.h"
 
 enum { MAX_THREADS = 1024 };
 
 typedef struct {
     OptionList input;
-    const char *format, *separator, *text_field, *tokenizer, *out;
+    TextOptions text;
+    const char *tokenizer, *out;
     size_t shard_size, threads;
     bool overwrite;
 } Arguments;
-
-typedef struct {
-    size_t documents, tokens, bytes, empty, invalid;
-} Counts;
 
 // A run of whole documents of one input, and what a worker made of it.
 typedef struct {
     bool done;
     TextBlock text;
+    TextReport report;
     char* tokens;  // token_bytes each
     size_t token_count, token_capacity;
-    Counts counts;
-    size_t lines;       // of this block, for jsonl
-    const char* error;  // NULL, or what is wrong in line error_line (from 0) at error_column
-    size_t error_line, error_column;
 } Block;
 
 typedef struct {
@@ -64,7 +59,7 @@ static Progress progress;
 static ShardWriter writer;
 
 // One line that fits 80 columns: in place on a terminal, every ten seconds elsewhere.
-static void progress_print(const Counts* counts) {
+static void progress_print(size_t tokens_made, size_t documents_read) {
     double now = wall_seconds(), elapsed = now - progress.started;
     if (now - progress.printed < (progress.terminal ? 0.2 : 10)) { return; }
     progress.printed = now;
@@ -76,8 +71,8 @@ static void progress_print(const Counts* counts) {
         snprintf(left, sizeof left, "  %s left", format_duration(duration, elapsed * (1 - part) / part));
     }
     fprintf(stderr, "%s%s%.1f MB/s  %s tokens  %s documents%s%s", progress.terminal ? "\r\033[K" : "", percent,
-            (double)progress.read / elapsed / 1e6, format_count(tokens, counts->tokens),
-            format_count(documents, counts->documents), left, progress.terminal ? "" : "\n");
+            (double)progress.read / elapsed / 1e6, format_count(tokens, tokens_made),
+            format_count(documents, documents_read), left, progress.terminal ? "" : "\n");
     fflush(stderr);
 }
 
@@ -87,6 +82,12 @@ static void progress_clear(void) {
 
 // ----------------------------------------------------------------------------
 // stopping early
+
+// The line of progress makes room for the error.
+static void report_error(const char* message) {
+    progress_clear();
+    fprintf(stderr, "error: %s\n", message);
+}
 
 // Ends a failed run without waiting for the workers, which may be deep in a document.
 static void stop_after_error(void) {
@@ -150,27 +151,13 @@ static void block_add_document(const Pipeline* p, Block* b, const TokenList* ids
 }
 
 static void block_encode(const Pipeline* p, Block* b, TokenList* ids) {
-    DocumentCursor cursor = {b->text.bytes, b->text.bytes + b->text.size, 0, {0}, false};
-    char* text;
+    char* document;
     size_t length;
-    while (document_next(&p->rules, b->text.input->format, &cursor, &text, &length)) {
-        if (length == 0) {
-            b->counts.empty++;
-            continue;
-        }
+    text_report_begin(&b->report, &b->text);
+    while (text_report_next(&b->report, &p->rules, b->text.input->format, &document, &length)) {
         ids->count = 0;
-        tokenizer_encode(p->tokenizer, text, length, ids);
+        tokenizer_encode(p->tokenizer, document, length, ids);
         block_add_document(p, b, ids);
-        b->counts.documents++;
-        b->counts.bytes += length;
-        b->counts.invalid += cursor.json.replaced || !utf8_is_valid(text, length);
-    }
-    b->counts.tokens = b->token_count;
-    b->lines = cursor.line;
-    if (cursor.failed) {
-        b->error = cursor.json.error;
-        b->error_line = cursor.line;
-        b->error_column = (size_t)(cursor.json.p - cursor.json.start);
     }
 }
 
@@ -196,62 +183,39 @@ static void* worker_thread(void* argument) {
 // ----------------------------------------------------------------------------
 // the run
 
-static void counts_add(Counts* total, const Counts* more) {
-    total->documents += more->documents;
-    total->tokens += more->tokens;
-    total->bytes += more->bytes;
-    total->empty += more->empty;
-    total->invalid += more->invalid;
-}
-
-// How many cores this process may use.
-static size_t available_cores(void) {
-    cpu_set_t cores;
-    return sched_getaffinity(0, sizeof cores, &cores) == 0 ? (size_t)CPU_COUNT(&cores) : 1;
-}
-
 // Waits for the workers and writes what they made of the oldest block; its memory is free for the next one.
-static void write_block(Pipeline* p, Block* b, size_t* line, Counts* total) {
+static void write_block(Pipeline* p, Block* b, TextTally* tally) {
     pthread_mutex_lock(&p->lock);
     while (!b->done) { pthread_cond_wait(&p->done, &p->lock); }
     pthread_mutex_unlock(&p->lock);
-    if (b->text.starts_input) { *line = 0; }
-    if (b->error) {
-        progress_clear();
-        fatal("%s:%zu:%zu: %s; expected one JSON object a line with the text in \"%s\" (--text_field)",
-              b->text.input->path, *line + b->error_line + 1, b->error_column + 1, b->error, p->rules.text_field);
-    }
-    *line += b->lines;
+    text_tally_add(tally, &p->rules, &b->text, &b->report);
     shard_writer_append(&writer, b->tokens, b->token_count);
-    counts_add(total, &b->counts);
     progress.read += b->text.size;
-    progress_print(total);
+    progress_print(writer.tokens, tally->counts.documents + tally->input_counts.documents);
     text_block_release_if_large(&b->text);
     if (b->token_capacity > TEXT_BLOCK_BYTES) {
         free(b->tokens);
         b->tokens = NULL;
         b->token_capacity = 0;
     }
-    Counts none = {0};
-    b->counts = none;
     b->token_count = 0;
 }
 
 // Reads, hands out and writes blocks until the inputs end.
-static Counts run_pipeline(Pipeline* p, const Input* inputs, size_t input_count, size_t threads) {
-    Counts total = {0};
-    TextReader reader = {inputs, input_count, 0, -1, NULL, 0, 0};
+static TextTally run_pipeline(Pipeline* p, const Input* inputs, size_t input_count, size_t threads) {
+    TextTally tally = {0};
+    TextReader reader = text_reader(inputs, input_count);
     pthread_t* workers = (pthread_t*)xcalloc(threads, sizeof *workers);
     for (size_t i = 0; i < threads; i++) {
         if (pthread_create(&workers[i], NULL, worker_thread, p) != 0) {
             fatal("cannot start thread %zu; give fewer --threads", i + 1);
         }
     }
-    size_t written = 0, line = 0;
+    size_t written = 0;
     for (bool more = true; more || written < p->filled;) {
         Block* b = &p->ring[(more ? p->filled : written) % p->ring_size];
         if (!more || p->filled - written == p->ring_size) {
-            write_block(p, b, &line, &total);
+            write_block(p, b, &tally);
             written++;
         }
         more = more && text_reader_next(&reader, &p->rules, &b->text);
@@ -268,16 +232,17 @@ static Counts run_pipeline(Pipeline* p, const Input* inputs, size_t input_count,
     pthread_mutex_unlock(&p->lock);
     for (size_t i = 0; i < threads; i++) { pthread_join(workers[i], NULL); }
     free(workers);
-    free(reader.tail);
-    return total;
+    text_reader_free(&reader);
+    text_tally_end(&tally, &p->rules, inputs, input_count);
+    return tally;
 }
 
-static void print_summary(const Counts* c, const char* out, size_t shards) {
-    if (c->empty) { warn("%zu empty documents skipped", c->empty); }
-    if (c->invalid) { warn("%zu documents with invalid UTF-8, passed to the tokenizer as they are", c->invalid); }
-    printf("%s: %zu documents, %zu tokens, %zu bytes, %.4f tokens/byte, %zu shard%s, %.1f s\n", out, c->documents,
-           c->tokens, c->bytes, (double)c->tokens / (double)c->bytes, shards, shards == 1 ? "" : "s",
-           wall_seconds() - progress.started);
+static void print_summary(const TextTally* tally, const char* out) {
+    size_t bytes = tally->counts.bytes;
+    text_tally_warn(tally);
+    printf("%s: %zu documents, %zu tokens, %zu bytes, %.4f tokens/byte, %zu shard%s, %.1f s\n", out,
+           tally->counts.documents, writer.tokens, bytes, (double)writer.tokens / (double)bytes, writer.shards,
+           writer.shards == 1 ? "" : "s", wall_seconds() - progress.started);
 }
 
 // ----------------------------------------------------------------------------
@@ -313,11 +278,9 @@ static Arguments parse_arguments(int argc, char** argv) {
     const Option rows[] = {
         OPT_GROUP("Text"),
         OPT_STRINGS(a.input, NULL, "files, or - for standard input; the word --input may be left out in first place"),
-        OPT_CHOICE(a.format, NULL, "txt jsonl", "needed for - and for names that end in neither .txt nor .jsonl"),
-        OPT_STRING(a.separator, NULL,
-                   "what separates the documents of a txt file (\\n, \\t, \\\\ are understood); "
-                   "without it, blank lines do"),
-        OPT_STRING(a.text_field, "text", "the field of a jsonl line that holds the document"),
+        OPT_CHOICE(a.text.format, NULL, "txt jsonl", TEXT_FORMAT_HELP),
+        OPT_STRING(a.text.separator, NULL, TEXT_SEPARATOR_HELP),
+        OPT_STRING(a.text.text_field, "text", TEXT_FIELD_HELP),
         OPT_GROUP("Tokens"),
         OPT_STRING(a.tokenizer, "data/tokenizer.model",
                    "a SentencePiece model (dataset/get_tokenizer.sh fetches Mistral's), or bytes"),
@@ -335,64 +298,18 @@ static Arguments parse_arguments(int argc, char** argv) {
     options_free(&options);
     a.input = inputs;
     if (a.input.count == 0) { fatal("no input; name one or more files, or - for standard input, see --help"); }
-    if (a.threads == 0) { a.threads = available_cores(); }
+    if (a.threads == 0) { a.threads = limits_threads(limits_read("").cpus, 1, limits_cores()); }
     return a;
 }
 
-static Format input_format(const char* path, const char* given) {
-    bool is_jsonl = given ? strcmp(given, "jsonl") == 0 : ends_with(path, ".jsonl");
-    if (!given && !is_jsonl && !ends_with(path, ".txt")) {
-        fatal("%s: unknown kind of text, expected a name in .txt or .jsonl; give --format txt or --format jsonl",
-              strcmp(path, "-") == 0 ? "standard input" : path);
-    }
-    return is_jsonl ? FORMAT_JSONL : FORMAT_TXT;
-}
-
-// Checks that every input is there and what it is, before any work; adds up the sizes, 0 when one is unknown.
-static Input* find_inputs(const Arguments* a, size_t* total) {
-    Input* inputs = (Input*)xcalloc(a->input.count, sizeof *inputs);
-    bool unknown = false, any_txt = false, has_stdin = false;
-    *total = 0;
-    for (size_t i = 0; i < a->input.count; i++) {
-        Input* input = &inputs[i];
-        const char* path = input->path = a->input.items[i];
-        bool is_stdin = strcmp(path, "-") == 0;
-        if (is_stdin && has_stdin) { fatal("standard input is named twice; give - once"); }
-        has_stdin = has_stdin || is_stdin;
-        struct stat info;
-        int file = input_open(input);
-        if (fstat(file, &info) != 0) { input_failed(input); }
-        if (!is_stdin) { close(file); }
-        if (S_ISDIR(info.st_mode)) { fatal("%s: a folder, expected a file; name the files in it", path); }
-        unknown = unknown || !S_ISREG(info.st_mode);
-        *total += (size_t)info.st_size;
-        input->format = input_format(path, a->format);
-        any_txt = any_txt || input->format == FORMAT_TXT;
-    }
-    if (unknown) { *total = 0; }
-    if (a->separator && !any_txt) { fatal("--separator is for txt input, found only jsonl; leave it out"); }
-    return inputs;
-}
-
-static char* unescape(const char* s) {
-    char *result = xstrdup(s), *out = result;
-    for (; *s; s++) {
-        const char* escape = *s == '\\' && s[1] ? strchr("nt\\", s[1]) : NULL;
-        *out++ = !escape ? *s : *escape == 'n' ? '\n' : *escape == 't' ? '\t' : '\\';
-        s += escape != NULL;
-    }
-    *out = '\0';
-    return result;
-}
-
 int main(int argc, char** argv) {
+    startup_streams();
     Arguments a = parse_arguments(argc, argv);
     size_t total_bytes;
-    Input* inputs = find_inputs(&a, &total_bytes);
+    Input* inputs = text_inputs_find(a.input.items, a.input.count, &a.text, &total_bytes);
     Tokenizer* tokenizer = tokenizer_open(a.tokenizer);
-    char* separator = unescape(a.separator ? a.separator : "");
     Pipeline p = {.tokenizer = tokenizer,
-                  .rules = {separator, strlen(separator), a.text_field},
+                  .rules = document_rules(&a.text),
                   .token_bytes = tokenizer_vocab_size(tokenizer) <= 65536 ? 2 : 4,
                   .ring_size = 2 * a.threads + 2,
                   .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -407,23 +324,22 @@ int main(int argc, char** argv) {
                       tokenizer_hash(tokenizer)};
     shard_writer_open(&writer, a.out, a.shard_size, info, a.overwrite);
     fatal_hook = stop_after_error;
+    fatal_report = report_error;
     watch_signals();
     progress.started = progress.printed = wall_seconds();
     progress.terminal = isatty(STDERR_FILENO);
     progress.total = total_bytes;
-    Counts counts = run_pipeline(&p, inputs, a.input.count, a.threads);
+    TextTally tally = run_pipeline(&p, inputs, a.input.count, a.threads);
     progress_clear();
-    if (counts.documents == 0) {
-        fatal("no documents in %s%s; expected text", inputs[0].path, a.input.count > 1 ? " and the other inputs" : "");
-    }
     shard_writer_commit(&writer);
-    print_summary(&counts, a.out, writer.shards);
+    print_summary(&tally, a.out);
     for (size_t i = 0; i < p.ring_size; i++) {
         free(p.ring[i].text.bytes);
+        text_report_free(&p.ring[i].report);
         free(p.ring[i].tokens);
     }
     free(p.ring);
-    free(separator);
+    document_rules_free(&p.rules);
     free(inputs);
     free(a.input.items);
     tokenizer_close(tokenizer);

@@ -1,7 +1,11 @@
 /*
 Writes a stream of tokens as shards FOLDER/NAME_000000.bin, NAME_000001.bin, ... of shard_size tokens, the last one
 shorter; NAME is the folder's. All shards are NAME_*.bin.tmp until shard_writer_commit(), so that a folder holds a whole
-dataset or none. shard_writer_abandon() may be called from another thread at any time.
+dataset or none. Of what is in the folder only shards that a writer of this name wrote are ever removed.
+shard_writer_abandon() may be called from another thread at any time.
+
+The loader maps every shard, and the system lets a process map some 65,000 files: from every SHARD_GROW_EVERY-th shard
+on they are SHARD_GROWTH times larger, whatever shard_size is.
 */
 #ifndef SHARD_WRITER_H
 #define SHARD_WRITER_H
@@ -13,7 +17,8 @@ dataset or none. shard_writer_abandon() may be called from another thread at any
 
 #include "../llmc/shard.h"
 
-enum { SHARD_MAX_COUNT = 1000000 };  // six digits, so that the names sort in stream order
+enum { SHARD_GROW_EVERY = 4096, SHARD_GROWTH = 8 };
+enum { SHARD_MAX_COUNT = 60000 };  // that the loader can map; six digits, so that the names sort in stream order
 
 typedef struct {
     const char* folder;
@@ -21,7 +26,8 @@ typedef struct {
     size_t shard_size;
     ShardInfo info;  // token_count: of the shard being written
     FILE* file;
-    size_t shards, renamed, tokens;
+    size_t room;                     // tokens that still fit into it
+    size_t shards, renamed, tokens;  // shards: begun; renamed: the last so many
     bool made_folder, committed;
     int folder_fd;         // holds a lock on the folder
     pthread_mutex_t lock;  // recursive; over every change of the files
@@ -31,28 +37,73 @@ static inline char* shard_path(const ShardWriter* w, size_t index, const char* s
     return text("%s/%s_%06zu.bin%s", w->folder, w->name, index, suffix);
 }
 
-static inline bool ends_with(const char* s, const char* suffix) {
-    size_t n = strlen(s), m = strlen(suffix);
-    return n >= m && strcmp(s + n - m, suffix) == 0;
+// Tokens of a shard when the first has `first`.
+static inline size_t shard_tokens_at(size_t first, size_t index) {
+    size_t tokens = first;
+    for (size_t i = index / SHARD_GROW_EVERY; i > 0 && tokens < INT32_MAX; i--) { tokens *= SHARD_GROWTH; }
+    return tokens < INT32_MAX ? tokens : INT32_MAX;
 }
 
-// Removes the folder's files that end in suffix; returns how many other entries there are.
-static inline size_t remove_files(const char* folder, const char* suffix) {
-    DIR* directory = opendir(folder);
-    if (!directory) { fatal("%s: %s; expected a folder that can be written", folder, strerror(errno)); }
-    size_t others = 0;
+// ----------------------------------------------------------------------------
+// what is in the folder already
+
+// NAME_000000 and what follows the digits.
+static inline bool shard_name_is_ours(const ShardWriter* w, const char* entry, const char* suffix) {
+    size_t n = strlen(w->name);
+    if (strncmp(entry, w->name, n) != 0 || entry[n] != '_') { return false; }
+    size_t digits = strspn(entry + n + 1, "0123456789");
+    return digits >= 6 && strcmp(entry + n + 1 + digits, suffix) == 0;
+}
+
+// Has the file the header of a writer, with a vocabulary? One that is not finished may have none yet.
+static inline bool shard_header_is_ours(const char* path, bool finished) {
+    int32_t words[4];
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) { return false; }
+    bool file = fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+    bool read_all = file && pread(fd, words, sizeof words, 0) == (ssize_t)sizeof words;
+    close(fd);
+    if (!read_all) { return file && !finished && info.st_size == 0; }
+    bool narrow = words[0] == SHARD_MAGIC_U16 && words[1] == SHARD_VERSION_U16;
+    bool wide = words[0] == SHARD_MAGIC_U32 && words[1] == SHARD_VERSION_U32;
+    return (narrow || wide) && words[3] != 0;
+}
+
+typedef struct {
+    size_t left;        // entries that were not removed
+    size_t other_bins;  // of these, files that are not ours but that train_gpt would read as shards
+    char* first_other;  // of these
+    char* false_shard;  // has the name of one of ours but not the content
+} FolderContent;
+
+static inline void folder_content_free(FolderContent* c) {
+    free(c->first_other);
+    free(c->false_shard);
+}
+
+// Looks at every entry of the folder; removes our files that end in `remove`, unless that is NULL.
+static inline FolderContent folder_content(const ShardWriter* w, const char* remove) {
+    FolderContent c = {0, 0, NULL, NULL};
+    DIR* directory = opendir(w->folder);
+    if (!directory) { fatal("%s: %s; expected a folder that can be written", w->folder, strerror(errno)); }
     for (struct dirent* entry; (entry = readdir(directory));) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
-        if (!ends_with(entry->d_name, suffix)) {
-            others++;
-            continue;
-        }
-        char* path = text("%s/%s", folder, entry->d_name);
-        if (unlink(path) != 0) { fatal("%s: cannot be removed: %s", path, strerror(errno)); }
+        const char* name = entry->d_name;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0) { continue; }
+        bool finished = shard_name_is_ours(w, name, ".bin");
+        bool named = finished || shard_name_is_ours(w, name, ".bin.tmp");
+        char* path = text("%s/%s", w->folder, name);
+        bool ours = named && shard_header_is_ours(path, finished), goes = ours && remove && ends_with(name, remove);
+        if (goes && unlink(path) != 0) { fatal("%s: cannot be removed: %s", path, strerror(errno)); }
+        c.left += !goes && name[0] != '.';  // the system leaves such files: .DS_Store, .nfs0001
+        if (named && !ours && !c.false_shard) { c.false_shard = xstrdup(path); }
+        bool other_bin = !ours && name[0] != '.' && ends_with(name, ".bin");
+        if (other_bin && !c.first_other) { c.first_other = xstrdup(path); }
+        c.other_bins += other_bin;
         free(path);
     }
     closedir(directory);
-    return others;
+    return c;
 }
 
 // "data/x/" gives "x".
@@ -70,7 +121,7 @@ static inline char* folder_name(const char* folder) {
 }
 
 // Makes and locks the folder, and removes what an interrupted run left. Refuses one with other content unless
-// overwrite; then the old *.bin go when the new shards are complete.
+// overwrite; then the old shards go when the new ones are complete.
 static inline void shard_writer_open(ShardWriter* w, const char* folder, size_t shard_size, ShardInfo info,
                                      bool overwrite) {
     memset(w, 0, sizeof *w);
@@ -89,10 +140,18 @@ static inline void shard_writer_open(ShardWriter* w, const char* folder, size_t 
     if (flock(w->folder_fd, LOCK_EX | LOCK_NB) != 0) {
         fatal("--out %s: another dataset/prepare is writing there; wait for it or choose another folder", folder);
     }
-    size_t others = remove_files(folder, ".bin.tmp");
-    if (others > 0 && !overwrite) {
+    FolderContent found = folder_content(w, NULL);
+    if (found.false_shard) {
+        fatal(
+            "%s: has the name of a shard, but dataset/prepare did not write it; move it away or choose another folder",
+            found.false_shard);
+    }
+    folder_content_free(&found);
+    found = folder_content(w, ".bin.tmp");
+    if (found.left > 0 && !overwrite) {
         fatal("--out %s: the folder is not empty; give --overwrite to replace its shards, or another folder", folder);
     }
+    folder_content_free(&found);
     w->made_folder = !existed;
 }
 
@@ -103,9 +162,11 @@ __attribute__((noreturn)) static inline void shard_write_failed(const ShardWrite
 
 static inline void shard_begin(ShardWriter* w) {
     if (w->shards == SHARD_MAX_COUNT) {
-        fatal("%s: more than %d shards; give a larger --shard_size", w->folder, SHARD_MAX_COUNT);
+        fatal("%s: more than %d shards, which the loader could not map; give a larger --shard_size", w->folder,
+              SHARD_MAX_COUNT);
     }
     pthread_mutex_lock(&w->lock);
+    w->room = shard_tokens_at(w->shard_size, w->shards);
     char* path = shard_path(w, w->shards++, ".tmp");
     w->file = fopen(path, "wb");
     free(path);
@@ -130,22 +191,34 @@ static inline void shard_writer_append(ShardWriter* w, const void* tokens, size_
     const char* next = (const char*)tokens;
     while (n > 0) {
         if (!w->file) { shard_begin(w); }
-        size_t room = w->shard_size - w->info.token_count, now = n < room ? n : room;
+        size_t now = n < w->room ? n : w->room;
         if (fwrite(next, w->info.token_bytes, now, w->file) != now) { shard_write_failed(w); }
         next += now * w->info.token_bytes;
         n -= now;
         w->info.token_count += now;
         w->tokens += now;
-        if (w->info.token_count == w->shard_size) { shard_end(w); }
+        w->room -= now;
+        if (w->room == 0) { shard_end(w); }
     }
 }
 
-// Gives the finished shards their names, in place of any older ones.
+static inline void shard_warn_of_others(const FolderContent* c) {
+    if (c->other_bins == 0) { return; }
+    char more[48] = "";
+    if (c->other_bins > 1) { snprintf(more, sizeof more, " and %zu more", c->other_bins - 1); }
+    warn(
+        "%s%s: left in place, since dataset/prepare did not write it; train_gpt reads every *.bin, so move it "
+        "elsewhere",
+        c->first_other, more);
+}
+
+// Gives the finished shards their names, in place of any older ones. The first comes last: a folder without it, but
+// with others, is known to be incomplete.
 static inline void shard_writer_commit(ShardWriter* w) {
     if (w->file) { shard_end(w); }
     pthread_mutex_lock(&w->lock);
-    remove_files(w->folder, ".bin");
-    for (size_t i = 0; i < w->shards; i++) {
+    FolderContent found = folder_content(w, ".bin");
+    for (size_t i = w->shards; i-- > 0;) {
         char *temporary = shard_path(w, i, ".tmp"), *final = shard_path(w, i, "");
         if (rename(temporary, final) != 0) {
             fatal("%s: cannot be renamed to %s: %s", temporary, final, strerror(errno));
@@ -157,6 +230,11 @@ static inline void shard_writer_commit(ShardWriter* w) {
     fsync(w->folder_fd);
     w->committed = true;
     pthread_mutex_unlock(&w->lock);
+    shard_warn_of_others(&found);
+    folder_content_free(&found);
+    if (w->shards <= SHARD_GROW_EVERY) { return; }
+    warn("%s: %zu shards, the later ones larger than %zu tokens, as the loader maps each; give a larger --shard_size",
+         w->folder, w->shards, w->shard_size);
 }
 
 // Removes what was written since shard_writer_open(), and the folder if that made it. Keeps the lock on the files, so
@@ -165,7 +243,7 @@ static inline void shard_writer_abandon(ShardWriter* w) {
     if (!w->folder) { return; }
     pthread_mutex_lock(&w->lock);
     for (size_t i = 0; i < w->shards && !w->committed; i++) {
-        char* path = shard_path(w, i, i < w->renamed ? "" : ".tmp");
+        char* path = shard_path(w, i, w->shards - i <= w->renamed ? "" : ".tmp");
         unlink(path);
         free(path);
     }

@@ -2,22 +2,34 @@
 What fineweb.py and wikipedia.py share: documents from the Hugging Face hub or from local files, one JSON object
 {"text": ...} a line on standard output, which dataset/prepare reads with --format jsonl; progress on standard error.
 
-An error in the middle ends the output with a line that dataset/prepare refuses, so that a cut stream never becomes a
-dataset that looks whole. Packages are imported only where they are needed.
+The first line announces the stream and the last one says how many documents it had (llmc/stream_marks.h), so that a
+stream that was cut short, by an error, a signal or a full disk, never becomes a dataset that looks whole: dataset/prepare
+demands the end of what was announced. --no_marks is for other programs. Packages are imported only where they are
+needed.
 """
 
 import argparse
+import errno
 import gzip
 import importlib
 import json
+import os
+import re
 import signal
 import sys
 import time
 import zlib
 
 
+MARK = "bamc_stream"
+
+
 class StreamError(Exception):
     """One line for the user: what was found, what was expected, what to do."""
+
+
+class Stopped(BaseException):
+    """A signal came. No Exception, so that no library takes it for a failure that it can try again."""
 
 
 def package(name, purpose):
@@ -59,13 +71,42 @@ def parquet_documents(path, field):
         raise StreamError(f"{path}: {' '.join(str(error).split())}; expected a parquet file") from None
 
 
+class Marks:
+    """Follows the marks of streams that were saved to a file: each that begins must end, with its number of documents."""
+
+    def __init__(self):
+        self.open = False
+        self.documents = 0
+
+    def take(self, words):
+        found = re.fullmatch(r"begins|ends after (\d+) documents", str(words))
+        if not found:
+            raise ValueError(f"the stream {words}")
+        ends = found[1] is not None
+        if ends != self.open:
+            raise ValueError("a stream ends that never began" if ends else "a stream begins in a stream that was cut short")
+        if ends and int(found[1]) != self.documents:
+            raise ValueError(f"the stream has {self.documents} documents, and says that it has {found[1]}")
+        self.open = not ends
+        self.documents = 0
+
+
 def jsonl_documents(path, field):
     number = 0
+    marks = Marks()
     try:
         with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield json.loads(line)[field]
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if isinstance(row, dict) and MARK in row:
+                    marks.take(row[MARK])
+                    continue
+                marks.documents += 1
+                yield row[field]
+        if marks.open:
+            raise ValueError("the stream has no end: it was cut short")
     except (ValueError, KeyError, TypeError) as error:
         reason = f"no field {error}" if isinstance(error, KeyError) else error
         raise StreamError(
@@ -85,6 +126,15 @@ def reader_of(path):
     raise StreamError(f"{path}: unknown kind of file, expected a name in {', '.join(READERS)}")
 
 
+def check_readable(path):
+    """Without opening it: a named pipe gives its bytes only once."""
+    if os.path.isdir(path):
+        raise StreamError(f"{path}: a folder, expected a file; name the files in it")
+    os.stat(path)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def local_documents(paths, field):
     """Checks that every file is there before the first is read."""
     readers = [reader_of(path) for path in paths]
@@ -94,7 +144,7 @@ def local_documents(paths, field):
                 if read:
                     yield from reader(path, field)
                 else:
-                    open(path, "rb").close()
+                    check_readable(path)
             except OSError as error:
                 raise StreamError(f"{path}: {error.strerror or error}; expected a file that can be read") from None
 
@@ -130,7 +180,39 @@ class Progress:
 # ---------------------------------------------------------------- the program
 
 
-def write_documents(documents, options, progress):
+class Output:
+    """Standard output, where every failure to write is a StreamError, also that of closing it."""
+
+    def __init__(self, marks):
+        self.marks = marks
+
+    def attempt(self, action):
+        try:
+            action()
+        except OSError as error:
+            raise StreamError(f"standard output: {error.strerror}; free space or choose another place") from None
+
+    def line(self, value):
+        self.attempt(lambda: sys.stdout.write(json.dumps(value) + "\n"))
+
+    def mark(self, words):
+        if self.marks:
+            self.line({MARK: words})
+
+    def close(self):
+        self.attempt(sys.stdout.close)
+
+    def fail(self, error):
+        """A line that dataset/prepare refuses, with or without marks, if it can still be written."""
+        try:
+            if not sys.stdout.isatty():
+                self.line({MARK: f"failed: {error}"} if self.marks else {"error": str(error)})
+            self.close()
+        except (AttributeError, ValueError, StreamError):  # closed from the start, closed by now, full
+            pass
+
+
+def write_documents(documents, options, progress, output):
     """Writes the documents that are long enough until a limit is reached; the last one may pass --max_bytes."""
     for number, text in enumerate(documents, 1):
         if not isinstance(text, str):
@@ -139,7 +221,7 @@ def write_documents(documents, options, progress):
         if size < options.min_bytes:
             progress.skipped += 1
         else:
-            sys.stdout.write(json.dumps({"text": text}) + "\n")
+            output.line({"text": text})
             progress.documents += 1
             progress.bytes += size
         progress.update()
@@ -166,34 +248,54 @@ def create_parser(description):
     parser.add_argument("--max_documents", type=natural, metavar="N", help="stop after this many documents")
     parser.add_argument("--max_bytes", type=natural, metavar="N", help="stop once this much text is written")
     parser.add_argument("--min_bytes", type=natural, default=0, metavar="N", help="skip shorter documents (0)")
+    parser.add_argument(
+        "--no_marks", action="store_true", help="no first and last line that let dataset/prepare know a whole stream"
+    )
     return parser
 
 
-def terminated(number, frame):
-    raise StreamError("ended by a signal; run it again")
+def stopped(number, frame):
+    raise Stopped("ended by a signal; run it again")
+
+
+def open_standard_streams():
+    """A closed one is nowhere to write to, and its number is not for other files."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+
+
+def stream(options, repository, configuration, progress, output):
+    if sys.stdout is None:
+        raise StreamError("standard output is closed; connect it to dataset/prepare or to a file")
+    if options.local:
+        documents = local_documents(options.local, options.text_field)
+    else:
+        documents = hub_documents(repository, configuration, options.text_field)
+    output.mark("begins")
+    if options.max_documents != 0:
+        write_documents(documents, options, progress, output)
+    output.mark(f"ends after {progress.documents} documents")
+    output.close()
 
 
 def run(options, repository, configuration):
     """Streams options.local, or the hub's set when there is none; the exit status."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader has enough: end quietly
-    signal.signal(signal.SIGTERM, terminated)
-    signal.signal(signal.SIGINT, terminated)
+    signal.signal(signal.SIGTERM, stopped)
+    signal.signal(signal.SIGINT, stopped)
+    open_standard_streams()
     progress = Progress()
+    output = Output(marks=not options.no_marks)
     try:
-        if options.local:
-            documents = local_documents(options.local, options.text_field)
-        else:
-            documents = hub_documents(repository, configuration, options.text_field)
-        if options.max_documents != 0:
-            write_documents(documents, options, progress)
+        stream(options, repository, configuration, progress, output)
         progress.clear()
         sys.stderr.write(f"{progress.line()}\n")
-    except StreamError as error:
+        return 0
+    except (StreamError, Stopped) as error:
         progress.clear()
-        if not sys.stdout.isatty():
-            sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         sys.stderr.write(f"error: {error}\n")
+        output.fail(error)
         return 1
-    finally:
-        sys.stdout.flush()
-    return 0

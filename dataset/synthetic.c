@@ -14,8 +14,9 @@ it is. Any other --out is a folder of token shards, like those of dataset/prepar
 
 #include "../llmc/options.h"
 #include "../llmc/output_file.h"
+#include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
-#include "passkey_text.h"
+#include "../llmc/passkey_text.h"
 #include "shard_writer.h"
 
 typedef enum { PASSKEY, REPEAT, COPY, KINDS } Kind;
@@ -482,6 +483,7 @@ static void find_fillers(Corpus* c) {
 }
 
 int main(int argc, char** argv) {
+    startup_streams();
     Arguments a = {0};
     Options options = parse_arguments(&a, argc, argv);
     check_arguments(&a);

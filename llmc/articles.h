@@ -16,6 +16,7 @@ typedef struct {
 typedef struct {
     size_t vocab_size;
     uint32_t tokenizer_hash;  // 0 = unknown
+    int bos, eos;             // -1 = unknown
     const char* run;
 } ExpectedTokens;
 
@@ -29,6 +30,12 @@ static inline void token_stream_check(const TokenStream* s, const ExpectedTokens
     if (dl->tokenizer_hash && expected->tokenizer_hash && dl->tokenizer_hash != expected->tokenizer_hash) {
         fatal("%s: tokenizer hash %08x, the run %s was trained with %08x; use data made with the run's tokenizer", path,
               dl->tokenizer_hash, expected->run, expected->tokenizer_hash);
+    }
+    bool same_bos = dl->bos < 0 || expected->bos < 0 || dl->bos == expected->bos;
+    bool same_eos = dl->eos < 0 || expected->eos < 0 || dl->eos == expected->eos;
+    if (!same_bos || !same_eos) {
+        fatal("%s: BOS %d and EOS %d, the run %s was trained with %d and %d; use data made with the run's tokenizer",
+              path, (int)dl->bos, (int)dl->eos, expected->run, expected->bos, expected->eos);
     }
 }
 

@@ -1,9 +1,14 @@
 /*
 The CPU as a device: memory, the choice of precision, and a description of the machine.
 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE  // sched_getaffinity
+#endif
+
 #include <dnnl.h>
 #include <sys/mman.h>
 
+#include "host_limits.h"
 #include "matmul_cpu.h"
 
 // ----------------------------------------------------------------------------
@@ -13,15 +18,7 @@ The CPU as a device: memory, the choice of precision, and a description of the m
 // before touching the pages would get the process killed without a word.
 enum { CACHE_LINE = 64, LARGE_PAGE = 1 << 21, LARGE_REQUEST = 64 << 20 };
 
-// Bytes that can be used without swapping; SIZE_MAX when unknown.
-size_t device_memory_available(void) {
-    FILE* f = fopen("/proc/meminfo", "r");
-    char line[256];
-    size_t kilobytes = SIZE_MAX / 1024;
-    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %zu kB", &kilobytes) != 1) {}
-    if (f) { fclose(f); }
-    return kilobytes * 1024;
-}
+size_t device_memory_available(void) { return limits_memory(""); }
 
 void* device_malloc(size_t bytes) {
     size_t alignment = bytes >= LARGE_PAGE ? LARGE_PAGE : CACHE_LINE;
@@ -46,6 +43,15 @@ void device_free(void* p) { free(p); }
 // ----------------------------------------------------------------------------
 // device
 
+// More threads than the processor time that a control group allows would wait for each other most of the time.
+static void limit_threads(void) {
+#ifdef _OPENMP
+    const char* wanted = getenv("OMP_NUM_THREADS");
+    int most = (int)limits_threads(limits_read("").cpus, 1, limits_cores());
+    if (!(wanted && *wanted) && omp_get_max_threads() > most) { omp_set_num_threads(most); }
+#endif
+}
+
 void backend_init(const char* device, const char* dtype) {
     if (device && *device && strcmp(device, "auto") != 0 && strcmp(device, "cpu") != 0) {
         fatal(
@@ -66,6 +72,7 @@ void backend_init(const char* device, const char* dtype) {
             "--dtype float32",
             dtype);
     }
+    limit_threads();
 }
 
 // The processor's name without its trailing spaces, or "unknown processor".

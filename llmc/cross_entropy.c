@@ -97,8 +97,10 @@ static float exponentials_row(float* x, size_t n, float maximum) {
 
 // Takes n logits of a row into its state; leaves exp(logit - maximum so far) in their place.
 static void softmax_row(RowState* state, float* logits, size_t n) {
-    float maximum = row_maximum(logits, n, state->maximum), sum = exponentials_row(logits, n, maximum);
-    state->sum = state->sum * exp_fast(state->maximum - maximum) + sum;
+    float maximum = row_maximum(logits, n, state->maximum);
+    float reference = maximum == -INFINITY ? 0.0f : maximum;  // a logit of -infinity adds 0, a NaN stays one
+    float sum = exponentials_row(logits, n, reference);
+    state->sum = state->sum * exp_fast(state->maximum - reference) + sum;
     state->maximum = maximum;
 }
 

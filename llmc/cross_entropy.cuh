@@ -50,8 +50,9 @@ __device__ __forceinline__ void softmax_add(OnlineSoftmax* s, const float (&x)[W
         s->sum *= exp_device(s->maximum - maximum);
         s->maximum = maximum;
     }
+    const float reference = maximum == -INFINITY ? 0.0f : maximum;  // a logit of -infinity adds 0, a NaN stays one
 #pragma unroll
-    for (int i = 0; i < W; i++) { s->sum += exp_device(x[i] - maximum); }
+    for (int i = 0; i < W; i++) { s->sum += exp_device(x[i] - reference); }
 }
 
 // x[i] = dloss * (softmax - [i is the target]); target_index counts from the first of the W columns.
@@ -84,7 +85,8 @@ __global__ void __launch_bounds__(SOFTMAX_THREADS)
         softmax_add(&own, x);
     }
     const float maximum = block_max(own.maximum);
-    const float sum = block_sum(own.sum > 0.0f ? own.sum * exp_device(own.maximum - maximum) : 0.0f);
+    // a thread without columns has the sum 0; not `> 0`, which a NaN would fail, too, and be lost
+    const float sum = block_sum(own.sum == 0.0f ? 0.0f : own.sum * exp_device(own.maximum - maximum));
     if (threadIdx.x == 0) { losses[blockIdx.x] = logf(sum) + (maximum - target_logit); }
     if (!gradient) { return; }
     const float factor = dloss / sum;

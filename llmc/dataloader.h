@@ -31,7 +31,8 @@ shard short while a run has it mapped kills the run (SIGBUS).
 #include "shard.h"
 #include "util.h"
 
-enum { DATALOADER_AHEAD = 4 };  // micro-batches in memory, the one in use included
+enum { DATALOADER_AHEAD = 4 };          // micro-batches in memory, the one in use included
+enum { DATALOADER_OTHER_MAPS = 2048 };  // of memory, beside the shards: libraries, threads, large allocations
 
 typedef struct {
     const char* folder;
@@ -115,6 +116,22 @@ static inline int dataloader_compare_paths(const void* a, const void* b) {
     return strcmp(((const DataShard*)a)->path, ((const DataShard*)b)->path);
 }
 
+// dataset/prepare gives its shards their names from the last to the first.
+static inline void dataloader_check_finished(const DataLoader* dl, const char* unfinished) {
+    if (!unfinished) { return; }
+    size_t n = strlen(unfinished) - strlen("000000.bin.tmp");
+    bool others = false, first = false;
+    for (size_t i = 0; i < dl->shard_count; i++) {
+        const char* path = dl->shards[i].path;
+        others |= strncmp(path, unfinished, n) == 0;
+        first |= strncmp(path, unfinished, n) == 0 && strcmp(path + n, "000000.bin") == 0;
+    }
+    if (!others || first) { return; }
+    fatal(
+        "%s: dataset/prepare was interrupted while it gave the shards their names, expected all of them; run it again",
+        unfinished);
+}
+
 static inline void dataloader_list(DataLoader* dl) {
     const char* folder = dl->config.folder;
     DIR* dir = opendir(folder);
@@ -122,32 +139,74 @@ static inline void dataloader_list(DataLoader* dl) {
         fatal("%s: %s, expected a folder of token shards; make one with dataset/prepare or correct --dataset", folder,
               strerror(errno));
     }
+    char* unfinished = NULL;  // the first shard of a dataset that is not in place, or not yet
     for (struct dirent* entry; (entry = readdir(dir)) != NULL;) {
-        size_t n = strlen(entry->d_name);
-        if (entry->d_name[0] == '.' || n < 5 || strcmp(entry->d_name + n - 4, ".bin") != 0) { continue; }
+        const char* name = entry->d_name;
+        if (name[0] == '.') { continue; }
+        if (!unfinished && ends_with(name, "_000000.bin.tmp")) { unfinished = text("%s/%s", folder, name); }
+        if (strlen(name) < 5 || !ends_with(name, ".bin")) { continue; }
         dl->shards = (DataShard*)xrealloc(dl->shards, (dl->shard_count + 1) * sizeof(DataShard));
         memset(&dl->shards[dl->shard_count], 0, sizeof(DataShard));
-        dl->shards[dl->shard_count++].path = text("%s/%s", folder, entry->d_name);
+        dl->shards[dl->shard_count++].path = text("%s/%s", folder, name);
     }
     closedir(dir);
     if (dl->shard_count == 0) {
         fatal("%s: no *.bin file, expected token shards; make them with dataset/prepare or correct --dataset", folder);
     }
     qsort(dl->shards, dl->shard_count, sizeof(DataShard), dataloader_compare_paths);
+    dataloader_check_finished(dl, unfinished);
+    free(unfinished);
 }
 
-static inline ShardInfo dataloader_map(DataShard* shard) {
-    const char* advice = "check that the file is readable or remove it from the folder";
-    int fd = open(shard->path, O_RDONLY | O_CLOEXEC);
+// Each shard is one of the pieces of memory that the system lets a process map, limit in all; 0 = unknown.
+static inline void dataloader_check_maps(const char* folder, size_t shards, size_t limit) {
+    if (limit == 0 || shards + DATALOADER_OTHER_MAPS <= limit) { return; }
+    fatal(
+        "%s: %zu shards, expected at most %zu, since a process may map %zu pieces of memory (vm.max_map_count); write "
+        "larger shards with dataset/prepare --shard_size, or raise the limit: sysctl -w vm.max_map_count=%zu",
+        folder, shards, limit > DATALOADER_OTHER_MAPS ? limit - DATALOADER_OTHER_MAPS : 0, limit,
+        shards + 2 * DATALOADER_OTHER_MAPS);
+}
+
+static inline size_t dataloader_map_limit(void) {
+    size_t limit = 0;
+    FILE* f = fopen("/proc/sys/vm/max_map_count", "re");
+    if (!f) { return 0; }
+    if (fscanf(f, "%zu", &limit) != 1) { limit = 0; }
+    fclose(f);
+    return limit;
+}
+
+__attribute__((noreturn)) static inline void dataloader_open_failed(const char* path, int error) {
+    bool descriptors = error == EMFILE || error == ENFILE;
+    fatal("%s: %s; %s", path, strerror(error),
+          descriptors ? "close other files or raise the limit, ulimit -n"
+                      : "make the file readable, or move it out of the folder if it is no shard of this dataset");
+}
+
+__attribute__((noreturn)) static inline void dataloader_map_failed(const char* path, int error, size_t shards) {
+    if (error != ENOMEM) {
+        fatal("%s: cannot be mapped into memory: %s; copy it to a local disk", path, strerror(error));
+    }
+    fatal(
+        "%s: cannot be mapped into memory, with %zu shards in all: %s; raise ulimit -v or vm.max_map_count, or write "
+        "larger and fewer shards with dataset/prepare --shard_size",
+        path, shards, strerror(error));
+}
+
+static inline ShardInfo dataloader_map(DataShard* shard, size_t shards) {
+    int fd = open(shard->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a named pipe does not wait for its other end
     struct stat status;
-    if (fd < 0 || fstat(fd, &status) != 0) { fatal("%s: %s; %s", shard->path, strerror(errno), advice); }
-    if (!S_ISREG(status.st_mode)) { fatal("%s: not a file, expected a token shard; %s", shard->path, advice); }
+    if (fd < 0 || fstat(fd, &status) != 0) { dataloader_open_failed(shard->path, errno); }
+    if (!S_ISREG(status.st_mode)) {
+        fatal("%s: not a file, expected a token shard, as every *.bin of the folder; move it elsewhere", shard->path);
+    }
     int32_t words[SHARD_HEADER_WORDS] = {0};
-    if (pread(fd, words, sizeof words, 0) < 0) { fatal("%s: %s; %s", shard->path, strerror(errno), advice); }
+    if (pread(fd, words, sizeof words, 0) < 0) { dataloader_open_failed(shard->path, errno); }
     ShardInfo info = shard_header_read(shard->path, words, (size_t)status.st_size);
     shard->map_bytes = (size_t)status.st_size;
     void* map = mmap(NULL, shard->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED) { fatal("%s: cannot map into memory: %s; %s", shard->path, strerror(errno), advice); }
+    if (map == MAP_FAILED) { dataloader_map_failed(shard->path, errno, shards); }
     close(fd);
     madvise(map, shard->map_bytes, MADV_SEQUENTIAL);
     shard->map = (const unsigned char*)map;
@@ -184,9 +243,10 @@ static inline void dataloader_set_vocabulary(DataLoader* dl, const ShardInfo* in
 
 static inline void dataloader_open_shards(DataLoader* dl) {
     ShardInfo first = {0, 0, 0, 0, 0, 0};
+    dataloader_check_maps(dl->config.folder, dl->shard_count, dataloader_map_limit());
     for (size_t i = 0; i < dl->shard_count; i++) {
         DataShard* shard = &dl->shards[i];
-        ShardInfo info = dataloader_map(shard);
+        ShardInfo info = dataloader_map(shard, dl->shard_count);
         if (i == 0) { first = info; }
         dataloader_check_same(dl, shard, "bytes per token:", (long long)info.token_bytes, (long long)first.token_bytes);
         dataloader_check_same(dl, shard, "vocabulary", (long long)info.vocab_size, (long long)first.vocab_size);
@@ -467,6 +527,16 @@ static inline DataLoaderTokens dataloader_tokens(const DataLoader* dl) {
 // Hash of the current batch's B*T + 1 tokens.
 static inline uint64_t dataloader_hash_batch(const DataLoader* dl) {
     return fnv1a(dl->inputs, (dl->batch_tokens + 1) * sizeof(int32_t));
+}
+
+// The same of a micro-batch of the step that was served last, read again in the place of a validation batch.
+static inline uint64_t dataloader_hash_again(DataLoader* dl, size_t micro) {
+    size_t step = dl->config.overfit_single_batch ? 0 : dl->step_tokens;
+    size_t part = micro * dl->config.world + dl->config.rank;
+    DataFault fault =
+        dataloader_read(dl, dl->val_tokens, (size_t)dataloader_state(dl).position - step + part * dl->batch_tokens);
+    dataloader_report(dl, &fault);
+    return fnv1a(dl->val_tokens, (dl->batch_tokens + 1) * sizeof(int32_t));
 }
 
 static inline void dataloader_close(DataLoader* dl) {

@@ -23,7 +23,13 @@ const char* dist_device(const char* device) {
     }
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) { return "cuda:0"; }  // or its launcher shows it one
-    if (ranks.local_rank >= (size_t)count) {
+    if (ranks.local_size <= (size_t)count && ranks.local_rank >= (size_t)count) {
+        fatal(
+            "local rank %zu (LOCAL_RANK, SLURM_LOCALID) on a host with %d GPUs, expected 0 to %d; number the ranks of "
+            "each host from 0, or leave it out",
+            ranks.local_rank, count, count - 1);
+    }
+    if (ranks.local_size > (size_t)count) {
         fatal("%zu ranks on this host, which has %d GPUs; start at most one rank for each", ranks.local_size, count);
     }
     return text("cuda:%zu", ranks.local_rank);
@@ -49,8 +55,28 @@ static struct {
         }                                                                                                       \
     } while (0)
 
+// NCCL refuses two ranks on one GPU without saying so.
+static void check_devices_differ(void) {
+    struct cudaDeviceProp mine;
+    int device;
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaGetDeviceProperties(&mine, device));
+    std::vector<cudaUUID_t> all(ranks.size);
+    ranks_all_gather(all.data(), &mine.uuid, sizeof mine.uuid);
+    for (size_t r = 1; r < ranks.size; r++) {
+        for (size_t other = 0; other < r; other++) {
+            if (memcmp(&all[r], &all[other], sizeof mine.uuid) != 0) { continue; }
+            fatal(
+                "ranks %zu and %zu are on the same GPU, which NCCL cannot do; start at most one rank for each GPU, and "
+                "check LOCAL_RANK and CUDA_VISIBLE_DEVICES",
+                other, r);
+        }
+    }
+}
+
 void dist_open(void) {
     if (ranks.size == 1) { return; }
+    check_devices_differ();
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
     if (ranks.rank == 0) { ncclCheck(ncclGetUniqueId(&id)); }

@@ -8,6 +8,7 @@ system's flags are kept; ours are added beside them.
 #include "backend.h"
 #include "options.h"
 #include "passkey.h"
+#include "text_options.h"
 
 typedef struct {
     const char *log_dir, *data_dir, *tokenizer;
@@ -21,6 +22,7 @@ typedef struct {
     const char* perplexity_dataset;
     size_t perplexity_seq_len, perplexity_window_size, perplexity_wiki_articles, perplexity_ntokens;
     const char *score, *out;
+    TextOptions text;
     bool force;
 } EvaluateArgs;
 
@@ -58,8 +60,11 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_SIZE(a->perplexity_ntokens, "3932160", 1, OPTION_MAX, "tokens read with --perplexity_join"),
         OPT_GROUP("Scores of a text"),
         OPT_STRING(a->score, NULL,
-                   "only write the log-probability of every token of this file (shard .bin, .jsonl, or text with blank "
-                   "lines between documents) to --out"),
+                   "only write the log-probability of every token of this file to --out: a shard .bin, or a text, read "
+                   "as dataset/prepare reads it"),
+        OPT_CHOICE(a->text.format, NULL, "txt jsonl", TEXT_FORMAT_HELP),
+        OPT_STRING(a->text.separator, NULL, TEXT_SEPARATOR_HELP),
+        OPT_STRING(a->text.text_field, "text", TEXT_FIELD_HELP),
         OPT_STRING(a->out, NULL, "CSV of --score: document,position,token,logprob"),
         OPT_GROUP("Machine"),
         OPT_SIZE(a->seq_batch_size, "1024", 1, MAX_CONTEXT, "tokens read at once; changes speed and memory only"),
@@ -67,16 +72,21 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_BOOL(a->force, "0", "measure again what results.json has"),
     };
-    return options_create("evaluate",
-                          "Measures passkey retrieval and perplexity by position of a trained model, far beyond its "
-                          "training length, and adds them to the run's results.json.",
-                          rows, sizeof rows / sizeof *rows);
+    return options_create(
+        "evaluate",
+        "Measures passkey retrieval and perplexity by position of a trained model, far beyond its "
+        "training length, and adds them to the run's results.json, which other evaluations of the run "
+        "may fill at the same time.",
+        rows, sizeof rows / sizeof *rows);
 }
 
 // The checks that need no files.
 static inline void evaluate_check(const EvaluateArgs* a) {
     if (a->score && !a->out) { fatal("--score needs --out FILE.csv, where the scores go"); }
     if (a->out && !a->score) { fatal("--out needs --score FILE, the text to score"); }
+    if (!a->score && (a->text.format || a->text.separator)) {
+        fatal("%s needs --score FILE, the text that it describes", a->text.format ? "--format" : "--separator");
+    }
     if (a->score && a->perplexity) { fatal("--score and --perplexity exclude each other: run evaluate twice"); }
     if (a->passkey_pred_digits + a->passkey_prefix_digits > PASSKEY_MAX_DIGITS) {
         fatal("--passkey_pred_digits %zu and --passkey_prefix_digits %zu, expected at most %d together",

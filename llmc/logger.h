@@ -177,32 +177,55 @@ typedef struct {
     double started;      // wall_seconds() at opening
 } RunLogs;
 
-// Cuts the log's text down to the header and the rows of steps before resume_step, in place, and returns the time in
-// the last of them. A line cut off by a crash has no end and is dropped.
-static inline double csv_log_truncate(const char* path, char* s, const char* header, size_t resume_step) {
-    size_t n = strlen(header);
+// Fields of a row that ends at `end`.
+static inline size_t csv_fields(const char* row, const char* end) {
+    size_t n = 1;
+    for (; row < end; row++) { n += *row == ','; }
+    return n;
+}
+
+// Cuts the log's text of *size bytes down to the header and the rows of steps before resume_step, in place, and returns
+// the time in the last of them. A line cut off by a crash has no end and is dropped. So are the zero bytes that a power
+// failure leaves in the place of what was not yet on the disk, and the rows that they have damaged.
+static inline double csv_log_truncate(const char* path, char* s, size_t* size, const char* header, size_t resume_step) {
+    size_t n = strlen(header), fields = csv_fields(header, header + n), damaged = 0;
     double time = 0;
-    if (strncmp(s, header, n) != 0 || s[n] != '\n') {
+    if (*size <= n || strncmp(s, header, n) != 0 || s[n] != '\n') {
         fatal("%s: found first line '%.*s', expected '%s'; move the file away", path, (int)strcspn(s, "\n"), s, header);
     }
-    char *row = s + n + 1, *end = row, *newline;
-    for (size_t line = 2; (newline = strchr(row, '\n')) != NULL; line++, row = newline + 1) {
-        *newline = '\0';
+    char *row = s + n + 1, *end = row, *all = s + *size, *stop;
+    bool torn = false;            // by zero bytes before or after it
+    unsigned long long next = 0;  // the first step that may follow; a torn number is a smaller one
+    for (size_t line = 2; row < all; row = stop + 1) {
+        for (stop = row; stop < all && *stop != '\n' && *stop != '\0';) { stop++; }
+        if (stop == all) { break; }
+        bool newline = *stop == '\n', was_torn = torn || !newline;
+        torn = !newline;
+        *stop = '\0';
         char *after_step = row, *after_time = row;
         unsigned long long step = strtoull(row, &after_step, 10);
         double row_time = *after_step == ',' ? strtod(after_step + 1, &after_time) : 0;
-        if (row[0] < '0' || row[0] > '9' || *after_step != ',' || *after_time != ',') {
+        bool good = row[0] >= '0' && row[0] <= '9' && *after_step == ',' && *after_time == ',';
+        if (!good && !was_torn) {
             fatal("%s: line %zu is '%.40s', expected a step and a time first; repair or move the file", path, line,
                   row);
         }
-        *newline = '\n';
+        line += newline;
+        if (was_torn && (!good || step < next || csv_fields(row, stop) != fields)) {
+            damaged += stop > row;
+            continue;
+        }
+        *stop = '\n';
+        next = step + 1;
         if (step >= resume_step) { continue; }
         time = row_time;
-        size_t bytes = (size_t)(newline + 1 - row);
+        size_t bytes = (size_t)(stop + 1 - row);
         memmove(end, row, bytes);
         end += bytes;
     }
+    if (damaged) { warn("%s: %zu damaged rows left out", path, damaged); }
     *end = '\0';
+    *size = (size_t)(end - s);
     return time;
 }
 
@@ -213,14 +236,15 @@ static inline CsvLog csv_log_open(const char* folder, const char* name, const ch
     CsvLog log = {NULL, text("%s/%s", folder, name)};
     size_t size = 0;
     char* old = file_exists(log.path) ? read_text(log.path, &size) : xstrdup("");
-    if (size == 0 || !strchr(old, '\n')) {
+    if (size == 0 || !memchr(old, '\n', size)) {
         char* first_line = text("%s\n", header);
         write_text_atomically(log.path, first_line);
         free(first_line);
     } else {
-        double last = csv_log_truncate(log.path, old, header, resume_step);
+        size_t left = size;
+        double last = csv_log_truncate(log.path, old, &left, header, resume_step);
         if (last > *time) { *time = last; }
-        if (strlen(old) != size) { write_text_atomically(log.path, old); }
+        if (left != size) { write_atomically(log.path, old, left); }
     }
     free(old);
     log.file = fopen(log.path, "a");
@@ -236,6 +260,17 @@ static inline RunLogs run_logs_open(const char* folder, size_t resume_step) {
     logs.eval = csv_log_open(folder, "eval.log", EVAL_LOG_HEADER, resume_step, &logs.time_before);
     logs.started = wall_seconds();
     return logs;
+}
+
+// Has eval.log a row of this step?
+static inline bool eval_log_has(const char* folder, size_t step) {
+    char *path = text("%s/eval.log", folder), *row = text("\n%zu,", step);
+    size_t size = 0, length = strlen(row);
+    char* log = file_exists(path) ? read_text(path, &size) : xstrdup("");
+    bool found = false;
+    for (size_t i = 0; i + length <= size && !found; i++) { found = memcmp(log + i, row, length) == 0; }
+    free(path), free(row), free(log);
+    return found;
 }
 
 static inline void run_logs_close(RunLogs* logs) {

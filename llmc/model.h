@@ -218,7 +218,8 @@ static inline Tensor* model_add_tensor(Model* model, const char* name, int layer
         case SHAPE_VECTOR: t.dimensions = 1, t.shape[0] = cols; break;
         case SHAPE_HEADS: t.dimensions = 4, t.shape[0] = rows, t.shape[1] = cols, t.shape[2] = t.shape[3] = 1; break;
     }
-    model->tensors = (Tensor*)xrealloc(model->tensors, (model->tensor_count + 1) * sizeof(Tensor));
+    size_t n = model->tensor_count;
+    if ((n & (n - 1)) == 0) { model->tensors = (Tensor*)xrealloc(model->tensors, (n ? 2 * n : 1) * sizeof(Tensor)); }
     model->tensors[model->tensor_count++] = t;
     model->learned_count += t.count;
     return &model->tensors[model->tensor_count - 1];
@@ -398,12 +399,27 @@ static inline size_t model_workspace_bytes(const Model* model) {
     return most;
 }
 
+// Sizes in bytes are products of size_t: refuses what could overflow them, by a bound from above in double.
+static inline void model_check_sizes(const ModelConfig* c, const ModelPlan* plan) {
+    double rows = (double)plan->B * (double)plan->T, layers = (double)c->L + 8;
+    double row = 16.0 * (double)(c->C + c->F) + 8.0 * (double)(c->NH + 2 * c->NKV) * (double)c->HS;
+    double bytes = 8 * layers * rows * row + 8 * rows * (double)plan->slots +
+                   16 * layers * (double)(c->NH + c->C + 2 * c->NKV * c->HS) * (double)plan->max_length;
+    if (!(bytes < 0x1p62)) {
+        fatal(
+            "%zu x %zu tokens at once, %zu of context, %zu layers of %zu channels: more bytes than any machine has; "
+            "lower --batch_size, --sequence_length or the model's sizes",
+            plan->B, plan->T, plan->max_length, c->L, c->C);
+    }
+}
+
 // Lays the model out without taking memory, and says how much it will take.
 static inline ModelMemory model_plan(Model* model, const ModelConfig* config, const ModelPlan* plan) {
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->plan = *plan;
     assert(plan->B > 0 && plan->T > 0 && plan->max_length >= plan->T && plan->slots > 0);
+    model_check_sizes(config, plan);
     model_layout_params(model);
     model_layout_segments(model);
     model_layout_activations(model);

@@ -21,6 +21,12 @@ typedef struct {
     int bos;  // starts a document; -1: sequences are not split into documents
 } ModelConfig;
 
+// The largest sizes that flags and run folders may ask for: beyond those of any model, below what sizes in bytes, as
+// products of them, could overflow.
+enum { MODEL_MAX_DIM = 65536, MODEL_MAX_LAYERS = 1000, MODEL_MAX_HEADS = 1024, MODEL_MAX_FFN_DIM = 1048576 };
+#define MODEL_MIN_THETA 1.000001
+#define MODEL_MAX_THETA 1e12
+
 // Named sizes; feed-forward width is 2C. l2 and l4 are for tests and laptops, the others those of the paper.
 typedef struct {
     const char* name;
@@ -44,6 +50,11 @@ static inline const ModelSize* model_size_find(const char* name) {
 static inline void model_config_check(ModelConfig* c) {
     if (c->NH == 0 || c->C % c->NH != 0) {
         fatal("--dim %zu is not a multiple of --n_heads %zu; head size = dim / n_heads", c->C, c->NH);
+    }
+    if (c->C > MODEL_MAX_DIM || c->L == 0 || c->L > MODEL_MAX_LAYERS || c->NH > MODEL_MAX_HEADS ||
+        c->F > MODEL_MAX_FFN_DIM) {
+        fatal("--dim %zu, --n_layers %zu, --n_heads %zu, --ffn_dim %zu: expected at most %d, %d, %d and %d", c->C, c->L,
+              c->NH, c->F, MODEL_MAX_DIM, MODEL_MAX_LAYERS, MODEL_MAX_HEADS, MODEL_MAX_FFN_DIM);
     }
     c->HS = c->C / c->NH;
     if (c->HS % 8 != 0 || c->HS > 128) {

@@ -48,6 +48,13 @@ static inline double model_network_bytes(const Model* model, size_t size) {
     return bytes;
 }
 
+// Are all weights and moments finite? Every rank looks at what it has.
+static inline bool model_is_finite(const Model* model) {
+    double sum = sum_of_squares(model->master, model->param_count) + sum_of_squares(model->m, model->moment_count) +
+                 sum_of_squares(model->v, model->moment_count);
+    return ranks_max(!isfinite(sum)) == 0;
+}
+
 // For checkpoint_save: one array of the state, complete and with the parameters' offsets. Sharded moments are
 // gathered in the place of the gradients, which are free between two steps.
 static inline const float* model_whole_state(Model* model, ModelState which) {

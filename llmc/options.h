@@ -428,6 +428,41 @@ static inline void options_check(const Options* o) {
 // ----------------------------------------------------------------------------
 // JSON
 
+// Well-formed UTF-8 (RFC 3629), which the texts of JSON are.
+static inline bool option_is_utf8(const char* s) {
+    for (const unsigned char* c = (const unsigned char*)s; *c; c++) {
+        int more = *c < 0x80 ? 0 : *c < 0xc2 ? -1 : *c < 0xe0 ? 1 : *c < 0xf0 ? 2 : *c < 0xf5 ? 3 : -1;
+        if (more < 0) { return false; }
+        bool wrong = (*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f) || (*c == 0xf0 && c[1] < 0x90) ||
+                     (*c == 0xf4 && c[1] > 0x8f);
+        if (more > 0 && wrong) { return false; }
+        for (; more > 0; more--) {
+            if ((*++c & 0xc0) != 0x80) { return false; }
+        }
+    }
+    return true;
+}
+
+// Refuses text that JSON cannot hold, in the option of this name, or with NULL in any: for what gets recorded.
+static inline void options_check_text(const Options* o, const char* name) {
+    for (size_t i = 0; i < o->count; i++) {
+        const Option* r = &o->rows[i];
+        bool one = r->type == OPTION_STRING || r->type == OPTION_CHOICE;
+        if ((!one && r->type != OPTION_STRINGS) || r->source == OPTION_UNSET) { continue; }
+        if (name && strcmp(r->name, name) != 0) { continue; }
+        OptionList single = {1, (const char**)r->target, NULL};
+        const OptionList* list = one ? &single : (const OptionList*)r->target;
+        for (size_t j = 0; j < list->count; j++) {
+            if (list->items[j] && !option_is_utf8(list->items[j])) {
+                fatal(
+                    "--%s: the text is not UTF-8, which it must be to be recorded as JSON; convert it, or rename what "
+                    "it names",
+                    r->name);
+            }
+        }
+    }
+}
+
 static inline cJSON* option_to_json(const Option* r) {
     bool is_text = r->type == OPTION_STRING || r->type == OPTION_CHOICE;
     const char* string = is_text ? *(const char**)r->target : "";

@@ -1,5 +1,5 @@
 /*
-Passkey retrieval (Mohtashami & Jaggi 2023; the wording is in dataset/passkey_text.h): a number hidden between fillers,
+Passkey retrieval (Mohtashami & Jaggi 2023; the wording is in passkey_text.h): a number hidden between fillers,
 asked for at the end. This file makes the prompts and judges predictions; whoever predicts is a callback, so that a
 test's oracle can stand in for the model.
 
@@ -18,7 +18,7 @@ natural    as forced, with the text of prompt and answer tokenised as one.
 #ifndef PASSKEY_H
 #define PASSKEY_H
 
-#include "../dataset/passkey_text.h"
+#include "passkey_text.h"
 #include "tokenizer.h"
 
 enum { PASSKEY_MAX_DIGITS = 18, PASSKEY_MAX_TEXT = 128 };

@@ -150,25 +150,34 @@ static inline double perplexity_overall(const Perplexity* p) {
 // ----------------------------------------------------------------------------
 // JSON
 
+// The beginning of a result's entry: what is measured. The dataset is named as the published program names it.
 static inline cJSON* perplexity_json(const Perplexity* p, const char* dataset) {
     const PerplexitySettings* s = &p->settings;
+    char* folder = text("data/%s", dataset);
     cJSON* o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "window_size", (double)s->window);
     cJSON_AddNumberToObject(o, "seq_len", (double)s->seq_len);
     cJSON_AddNumberToObject(o, "ntokens", (double)s->ntokens);
-    cJSON_AddStringToObject(o, "dataset_dir", dataset);
+    cJSON_AddStringToObject(o, "dataset_dir", folder);
     cJSON_AddStringToObject(o, "bos", perplexity_bos_policy(s));
     cJSON_AddNumberToObject(o, "articles", (double)p->count);
+    free(folder);
     return o;
 }
 
-// The same with the result.
-static inline cJSON* perplexity_result_json(const Perplexity* p, const char* dataset) {
-    cJSON* o = perplexity_json(p, dataset);
+// A copy of the beginning with the result. weights: where the model is from, for the message that it has none.
+static inline cJSON* perplexity_result_json(const Perplexity* p, const cJSON* beginning, const char* weights) {
+    cJSON* o = cJSON_Duplicate(beginning, true);
     cJSON *values = cJSON_AddArrayToObject(o, "perplexity"), *positions = cJSON_AddArrayToObject(o, "positions");
     cJSON* errors = cJSON_AddArrayToObject(o, "standard_error");
     for (size_t w = 0; w < p->windows; w++) {
         WindowPerplexity x = perplexity_window(p, w);
+        if (!isfinite(x.perplexity)) {
+            fatal(
+                "%s: the perplexity up to position %zu is %g, expected a finite number; the weights are damaged or "
+                "diverged: evaluate an earlier checkpoint",
+                weights, (w + 1) * p->settings.window, x.perplexity);
+        }
         cJSON_AddItemToArray(values, cJSON_CreateNumber(x.perplexity));
         cJSON_AddItemToArray(positions, cJSON_CreateNumber((double)((w + 1) * p->settings.window)));
         cJSON_AddItemToArray(errors,
@@ -195,7 +204,7 @@ static inline void perplexity_restore(Perplexity* p, const cJSON* rows) {
         const cJSON* loss;
         double* out = p->losses + p->done * p->windows;
         cJSON_ArrayForEach(loss, row) {
-            if (!cJSON_IsNumber(loss)) { return; }
+            if (!cJSON_IsNumber(loss) || !isfinite(loss->valuedouble)) { return; }
             *out++ = loss->valuedouble;
         }
         p->done++;

@@ -31,6 +31,8 @@ Values are computed in double and rounded once to fp32: tables are small (NH x T
 // ----------------------------------------------------------------------------
 // what the formulas of relative biases are given and say
 
+enum { SANDWICH_MAX_DIM = 65536 };
+
 // What flags say of the formulas.
 typedef struct {
     size_t sandwich_dim;   // twice the number of Sandwich's cosines

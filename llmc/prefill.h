@@ -18,6 +18,7 @@ typedef struct {
     // After every chunk, with its floating-point operations; false stops the reading. NULL: nobody listens.
     bool (*on_chunk)(void* context, double flops);
     void* context;
+    const char* weights;  // where they are from, for messages; NULL = not known
 } Prefill;
 
 // Operations of the blocks for n tokens at position..position+n-1 of one document: two for each weight of a product,
@@ -75,6 +76,15 @@ static inline bool prefill_report(const Prefill* p, size_t at, size_t n, size_t 
     return !p->on_chunk || p->on_chunk(p->context, prefill_flops(c, at, n) + head_flops(c, head_rows));
 }
 
+// Ends the program where an answer of the model is not finite: what is measured by it would be no result.
+static inline void prefill_check(const Prefill* p, const char* what, double value, size_t position) {
+    if (isfinite(value)) { return; }
+    fatal(
+        "%s: %s after %zu tokens is %s, expected a finite number; the weights are damaged or diverged: evaluate an "
+        "earlier checkpoint",
+        p->weights ? p->weights : "weights", what, position + 1, isnan(value) ? "NaN" : "infinite");
+}
+
 // predictions[i] = the most probable token after ids[0..first+i], for first+i < count. A PredictFunction of
 // passkey.h, with a Prefill as its context.
 static inline bool prefill_predict(void* context, const int* ids, size_t count, size_t first, int* predictions) {
@@ -84,6 +94,7 @@ static inline bool prefill_predict(void* context, const int* ids, size_t count, 
         size_t at = p->cache.length, n = prefill_chunk(p, ids, count), from = at > first ? at : first;
         for (size_t i = from; i < at + n; i++) {
             model_logits(p->model, p->logits, i - at);
+            for (size_t k = 0; k < p->model->config.V; k++) { prefill_check(p, "a logit", p->logits[k], i); }
             predictions[i - first] = most_probable_token(p->logits, p->model->config.V);
         }
         if (!prefill_report(p, at, n, at + n > from ? at + n - from : 0)) { return false; }
@@ -98,6 +109,7 @@ static inline bool prefill_losses(Prefill* p, const int* ids, size_t count, floa
         size_t at = p->cache.length, n = prefill_chunk(p, ids, count - 1);
         model_losses(p->model, ids + at + 1, 0);
         copy_to_host(losses + at, model_activations(p->model, 0).losses, n * sizeof(float));
+        for (size_t i = at; i < at + n; i++) { prefill_check(p, "the loss", losses[i], i); }
         if (!prefill_report(p, at, n, n)) { return false; }
     }
     return true;

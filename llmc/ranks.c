@@ -7,7 +7,6 @@ Who the ranks are and what they agree on. Contract in ranks.h.
 
 #include "ranks.h"
 
-#include <sched.h>
 #include <signal.h>
 #ifdef HAVE_MPI
 #include <mpi.h>
@@ -16,6 +15,7 @@ Who the ranks are and what they agree on. Contract in ranks.h.
 #include <omp.h>
 #endif
 
+#include "host_limits.h"
 #include "rendezvous.h"
 
 Ranks ranks = {0, 1, 0, 1, 1, 0, false, "alone"};
@@ -26,10 +26,16 @@ static bool failed;  // this process ends because of an error
 // ----------------------------------------------------------------------------
 // the environment
 
+// An empty variable counts as unset.
+static bool environment_has(const char* name) {
+    const char* value = getenv(name);
+    return value && *value;
+}
+
 // The number in an environment variable, from 0 to `most`; `absent` without it.
 static long environment_number_up_to(const char* name, long absent, long most) {
     const char* value = getenv(name);
-    if (!value || !*value) { return absent; }
+    if (!environment_has(name)) { return absent; }
     char* end;
     errno = 0;
     long number = strtol(value, &end, 10);
@@ -52,14 +58,14 @@ typedef struct {
 // mpirun of Open MPI; of MPICH and its relatives; srun with MPI support. NULL name: none of them.
 static Launch mpi_launch(void) {
     Launch none = {NULL, NULL, -1, -1, -1};
-    if (getenv("OMPI_COMM_WORLD_SIZE")) {
+    if (environment_has("OMPI_COMM_WORLD_SIZE")) {
         Launch open_mpi = {"mpirun", "OMPI_COMM_WORLD_SIZE", environment_number("OMPI_COMM_WORLD_RANK", -1),
                            environment_number("OMPI_COMM_WORLD_SIZE", -1),
                            environment_number("OMPI_COMM_WORLD_LOCAL_RANK", -1)};
         return open_mpi;
     }
-    if (getenv("PMI_RANK") || getenv("PMIX_RANK")) {
-        const char* size = getenv("PMI_SIZE") ? "PMI_SIZE" : "SLURM_STEP_NUM_TASKS";
+    if (environment_has("PMI_RANK") || environment_has("PMIX_RANK")) {
+        const char* size = environment_has("PMI_SIZE") ? "PMI_SIZE" : "SLURM_STEP_NUM_TASKS";
         Launch other = {"the MPI launcher", size, environment_number("PMI_RANK", -1), environment_number(size, -1),
                         environment_number("SLURM_LOCALID", -1)};
         return other;
@@ -70,11 +76,14 @@ static Launch mpi_launch(void) {
 // RANK and its relatives, or those of a Slurm job step (a batch script itself is in no step).
 static Launch environment_launch(void) {
     Launch none = {NULL, NULL, -1, -1, -1};
-    if (getenv("WORLD_SIZE") || getenv("RANK")) {
+    if (environment_has("WORLD_SIZE") || environment_has("RANK")) {
         Launch named = {"the environment", "WORLD_SIZE", environment_number("RANK", -1),
                         environment_number("WORLD_SIZE", -1), environment_number("LOCAL_RANK", -1)};
         if (named.size == 1) { return none; }
-        if (named.rank < 0 || named.size < 0) { fatal("RANK and WORLD_SIZE belong together; set both, or unset both"); }
+        if (named.rank < 0 || named.size < 0) {
+            fatal("RANK and WORLD_SIZE belong together, but %s is missing or empty; set both, or unset both",
+                  named.rank < 0 ? "RANK" : "WORLD_SIZE");
+        }
         return named;
     }
     if (environment_number("SLURM_STEP_NUM_TASKS", 1) > 1) {
@@ -173,7 +182,8 @@ static int master_port(void) {
 
 static void start_rendezvous(const Launch* launch) {
     char host[256] = "127.0.0.1";
-    const char *address = getenv("MASTER_ADDR"), *nodes = getenv("SLURM_STEP_NODELIST");
+    const char* address = environment_has("MASTER_ADDR") ? getenv("MASTER_ADDR") : NULL;
+    const char* nodes = environment_has("SLURM_STEP_NODELIST") ? getenv("SLURM_STEP_NODELIST") : NULL;
     if (launch->rank < 0 || launch->rank >= launch->size) {
         fatal("rank %ld of %ld (%s), expected 0 to %ld; correct the environment", launch->rank, launch->size,
               launch->size_name, launch->size - 1);
@@ -197,10 +207,12 @@ static void start_rendezvous(const Launch* launch) {
 // ----------------------------------------------------------------------------
 // hosts and cores
 
-// What tells ranks of one host: its boot, and the cores that this rank may use.
+// What tells ranks of one host: its boot, and what this rank may use: cores, and the time that a control group allows.
 typedef struct {
     char boot[40];
     cpu_set_t cores;
+    double cpus;
+    uint64_t cpu_group;
 } Place;
 
 static Place this_place(void) {
@@ -211,13 +223,15 @@ static Place this_place(void) {
     if (f) { fclose(f); }
     if (!read) { gethostname(place.boot, sizeof place.boot - 1); }
     sched_getaffinity(0, sizeof place.cores, &place.cores);
+    Limits limits = limits_read("");
+    place.cpus = limits.cpus, place.cpu_group = limits.cpu_group;
     return place;
 }
 
 static void find_neighbours(long local_rank) {
     Place mine = this_place(), *all = (Place*)xcalloc(ranks.size, sizeof(Place));
     ranks_all_gather(all, &mine, sizeof mine);
-    size_t before = 0, here = 0, sharing = 0;
+    size_t before = 0, here = 0, sharing = 0, group = 0;
     cpu_set_t used;
     CPU_ZERO(&used);
     ranks.hosts = 0;
@@ -227,6 +241,7 @@ static void find_neighbours(long local_rank) {
         ranks.hosts += first == r;
         if (strcmp(all[r].boot, mine.boot) != 0) { continue; }
         here++;
+        group += all[r].cpu_group == mine.cpu_group;
         before += r < ranks.rank;
         cpu_set_t common;
         CPU_AND(&common, &all[r].cores, &mine.cores);
@@ -238,9 +253,9 @@ static void find_neighbours(long local_rank) {
         ranks.local_rank = local_rank >= 0 ? (size_t)local_rank : before;
         ranks.local_size = here;
     }
-    if (getenv("OMP_NUM_THREADS") || ranks.local_size == 1) { return; }
+    if (environment_has("OMP_NUM_THREADS") || ranks.local_size == 1) { return; }
     size_t cores = (size_t)CPU_COUNT(&mine.cores) / (sharing ? sharing : 1);
-    ranks.threads = cores > 0 ? cores : 1;
+    ranks.threads = limits_threads(mine.cpus, group, cores);
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     ranks.bound = sharing == 1 && CPU_COUNT(&used) < online;
 #ifdef _OPENMP

@@ -127,6 +127,7 @@ static void watch_receive(size_t rank) {
     p->left = p->message.kind == WATCH_GOODBYE;
     if (p->left) { return; }
     p->message.text[TEXT_BYTES - 1] = '\0';
+    one_line(p->message.text);
     end_job(&p->message);
 }
 
@@ -194,9 +195,7 @@ void rendezvous_abort(const char* reason) {
     }
     WatchMessage message;
     watch_text(&message, "rank %zu of %zu (host %s): %s", self.rank, self.size, self.host, reason);
-    for (char* c = message.text; *c; c++) {
-        if (*c == '\n' || *c == '\r') { *c = ' '; }
-    }
+    one_line(message.text);
     watch_send(&message);
     if (self.has_watcher) { wake_watch(); }
 }

@@ -6,7 +6,8 @@ Files of named tensors in the safetensors format:
             "__metadata__": {"KEY": "TEXT", ...}}, padded with spaces
   the rest  data; offsets count from here, and the tensors cover it without holes or overlaps
 
-The reader maps a file into memory and checks all of the above: anything else ends the program with one line.
+The reader maps a file into memory and checks all of the above: anything else ends the program with one line, or is
+told to a caller that knows a way out (safetensors_try).
 Data may be at any address, so it is read through safetensors_read_f32 or memcpy. Cutting a file short while
 it is mapped kills the program (SIGBUS).
 The writer asks for the data piece by piece, so that a device's memory needs no second copy in the host's, and
@@ -72,91 +73,112 @@ typedef struct {
     cJSON *header, *metadata;  // metadata: NULL = none
     void* map;
     size_t map_bytes;
+    char* fault;  // why the file cannot be used; NULL: it can
 } SafeTensors;
 
 // ----------------------------------------------------------------------------
 // reading: checks
 
-// Ends the program: the file is not what the format demands. where: a name in the file, or NULL. Text from the
-// file is printed without its control characters.
-__attribute__((format(printf, 3, 4), noreturn)) static inline void safetensors_refuse(const char* path,
-                                                                                      const char* where,
-                                                                                      const char* format, ...) {
+static inline void safetensors_printable(char* message) {
+    for (char* c = message; *c; c++) {
+        if (*c < ' ' || *c > '~') { *c = '?'; }
+    }
+}
+
+// Notes why the file cannot be used and returns false. where: a name in the file, or NULL. Text from the file is
+// noted without its control characters.
+__attribute__((format(printf, 3, 4))) static inline bool safetensors_fault(SafeTensors* st, const char* where,
+                                                                           const char* format, ...) {
     char message[512];
     int n = where ? snprintf(message, sizeof message, "\"%.64s\": ", where) : 0;
     va_list args;
     va_start(args, format);
     vsnprintf(message + n, sizeof message - (size_t)n, format, args);
     va_end(args);
-    for (char* c = message; *c; c++) {
-        if (*c < ' ' || *c > '~') { *c = '?'; }
-    }
-    fatal("%s: %s; the file is damaged or no safetensors file: use another copy", path, message);
+    safetensors_printable(message);
+    assert(!st->fault);
+    st->fault = text("%s: %s; the file is damaged or no safetensors file: use another copy", st->path, message);
+    return false;
+}
+
+// The same for what the system says about the file.
+static inline bool safetensors_system_fault(SafeTensors* st, const char* what) {
+    st->fault = text("%s: %s; check the path and its permissions", st->path, what);
+    return false;
 }
 
 // A number of the header as an exact size: doubles are exact below 2^53.
-static inline size_t safetensors_size(const SafeTensors* st, const char* name, const char* what, const cJSON* item) {
-    if (!cJSON_IsNumber(item)) { safetensors_refuse(st->path, name, "%s is no number, expected a size", what); }
+static inline bool safetensors_size(SafeTensors* st, const char* name, const char* what, const cJSON* item,
+                                    size_t* size) {
+    if (!cJSON_IsNumber(item)) { return safetensors_fault(st, name, "%s is no number, expected a size", what); }
     double value = item->valuedouble;
     if (!(value >= 0 && value < 0x1p53) || value != (double)(size_t)value) {
-        safetensors_refuse(st->path, name, "%s %g, expected a whole number from 0 to 2^53", what, value);
+        return safetensors_fault(st, name, "%s %g, expected a whole number from 0 to 2^53", what, value);
     }
-    return (size_t)value;
+    *size = (size_t)value;
+    return true;
 }
 
-static inline void safetensors_parse_type(const SafeTensors* st, SafeTensor* t, const cJSON* item) {
+static inline bool safetensors_parse_type(SafeTensors* st, SafeTensor* t, const cJSON* item) {
     const char* found = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "dtype"));
-    if (!found) { safetensors_refuse(st->path, t->name, "no dtype, expected a name like \"F32\""); }
+    if (!found) { return safetensors_fault(st, t->name, "no dtype, expected a name like \"F32\""); }
     t->type_name = found;
     t->type = SAFETENSORS_OTHER;
     for (int i = SAFETENSORS_BOOL; i < SAFETENSORS_TYPES; i++) {
         if (strcmp(found, safetensors_type_name((SafeTensorsType)i)) == 0) { t->type = (SafeTensorsType)i; }
     }
+    return true;
 }
 
-static inline void safetensors_parse_shape(const SafeTensors* st, SafeTensor* t, const cJSON* item) {
+static inline bool safetensors_parse_shape(SafeTensors* st, SafeTensor* t, const cJSON* item) {
     const cJSON* shape = cJSON_GetObjectItemCaseSensitive(item, "shape");
-    if (!cJSON_IsArray(shape)) { safetensors_refuse(st->path, t->name, "no shape, expected an array of sizes"); }
+    if (!cJSON_IsArray(shape)) { return safetensors_fault(st, t->name, "no shape, expected an array of sizes"); }
     t->count = 1;
     for (const cJSON* size = shape->child; size; size = size->next) {
         if (t->ndim == SAFETENSORS_MAX_DIMS) {
-            safetensors_refuse(st->path, t->name, "more than %d dimensions, expected fewer", SAFETENSORS_MAX_DIMS);
+            return safetensors_fault(st, t->name, "more than %d dimensions, expected fewer", SAFETENSORS_MAX_DIMS);
         }
-        size_t n = t->shape[t->ndim++] = safetensors_size(st, t->name, "dimension", size);
+        size_t n = 0;
+        if (!safetensors_size(st, t->name, "dimension", size, &n)) { return false; }
+        t->shape[t->ndim++] = n;
         if (__builtin_mul_overflow(t->count, n, &t->count)) {
-            safetensors_refuse(st->path, t->name, "a shape of more than 2^64 elements, expected fewer");
+            return safetensors_fault(st, t->name, "a shape of more than 2^64 elements, expected fewer");
         }
     }
+    return true;
 }
 
-static inline void safetensors_parse_offsets(const SafeTensors* st, SafeTensor* t, const cJSON* item,
+static inline bool safetensors_parse_offsets(SafeTensors* st, SafeTensor* t, const cJSON* item,
                                              const unsigned char* data, size_t data_bytes) {
     const cJSON* offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
     const cJSON *first = cJSON_IsArray(offsets) ? offsets->child : NULL, *second = first ? first->next : NULL;
-    if (!second || second->next) { safetensors_refuse(st->path, t->name, "expected two data_offsets"); }
-    t->begin = safetensors_size(st, t->name, "offset", first);
-    size_t end = safetensors_size(st, t->name, "offset", second);
+    if (!second || second->next) { return safetensors_fault(st, t->name, "expected two data_offsets"); }
+    size_t end = 0;
+    if (!safetensors_size(st, t->name, "offset", first, &t->begin)) { return false; }
+    if (!safetensors_size(st, t->name, "offset", second, &end)) { return false; }
     if (end < t->begin || end > data_bytes) {
-        safetensors_refuse(st->path, t->name, "data_offsets [%zu, %zu], expected a range within %zu bytes of data",
-                           t->begin, end, data_bytes);
+        return safetensors_fault(st, t->name, "data_offsets [%zu, %zu], expected a range within %zu bytes of data",
+                                 t->begin, end, data_bytes);
     }
     t->data = data + t->begin;
     t->bytes = end - t->begin;
     size_t expected, size = safetensors_type_bytes(t->type);
     if (size && (__builtin_mul_overflow(t->count, size, &expected) || t->bytes != expected)) {
-        safetensors_refuse(st->path, t->name, "%zu bytes of data, expected %zu elements of %zu bytes", t->bytes,
-                           t->count, size);
+        return safetensors_fault(st, t->name, "%zu bytes of data, expected %zu elements of %zu bytes", t->bytes,
+                                 t->count, size);
     }
+    return true;
 }
 
-static inline void safetensors_parse_metadata(SafeTensors* st, cJSON* item) {
+static inline bool safetensors_parse_metadata(SafeTensors* st, cJSON* item) {
     if (st->metadata || !cJSON_IsObject(item)) {
-        safetensors_refuse(st->path, item->string, "expected one object of strings");
+        return safetensors_fault(st, item->string, "expected one object of strings");
     }
     st->metadata = item;
     for (const cJSON* pair = item->child; pair; pair = pair->next) {
-        if (!cJSON_IsString(pair)) { safetensors_refuse(st->path, pair->string, "metadata, expected a string"); }
+        if (!cJSON_IsString(pair)) { return safetensors_fault(st, pair->string, "metadata, expected a string"); }
     }
+    return true;
 }
 
 static inline int safetensors_compare_place(const void* a, const void* b) {
@@ -170,55 +192,61 @@ static inline int safetensors_compare_names(const void* a, const void* b) {
 }
 
 // The tensors cover the data without holes or overlaps, and no two share a name.
-static inline void safetensors_check_cover(SafeTensors* st, size_t data_bytes) {
+static inline bool safetensors_check_cover(SafeTensors* st, size_t data_bytes) {
     qsort(st->tensors, st->count, sizeof(SafeTensor), safetensors_compare_place);
     st->by_name = (const SafeTensor**)xcalloc(st->count, sizeof(SafeTensor*));
     size_t covered = 0;
     for (size_t i = 0; i < st->count; i++) {
         const SafeTensor* t = st->by_name[i] = &st->tensors[i];
         if (t->begin != covered) {
-            safetensors_refuse(st->path, t->name, "data begins at offset %zu, expected %zu, where the one before ends",
-                               t->begin, covered);
+            return safetensors_fault(st, t->name, "data begins at offset %zu, expected %zu, where the one before ends",
+                                     t->begin, covered);
         }
         covered += t->bytes;
     }
     if (covered != data_bytes) {
-        safetensors_refuse(st->path, NULL, "%zu bytes of data, expected %zu as in the header", data_bytes, covered);
+        return safetensors_fault(st, NULL, "%zu bytes of data, expected %zu as in the header", data_bytes, covered);
     }
     qsort(st->by_name, st->count, sizeof(SafeTensor*), safetensors_compare_names);
     for (size_t i = 1; i < st->count; i++) {
         if (strcmp(st->by_name[i - 1]->name, st->by_name[i]->name) == 0) {
-            safetensors_refuse(st->path, st->by_name[i]->name, "found twice, expected once");
+            return safetensors_fault(st, st->by_name[i]->name, "found twice, expected once");
         }
     }
+    return true;
 }
 
 // ----------------------------------------------------------------------------
 // reading: interface
 
-static inline void safetensors_map(SafeTensors* st) {
-    const char* advice = "check the path and its permissions";
-    int fd = open(st->path, O_RDONLY | O_CLOEXEC);
+static inline bool safetensors_map(SafeTensors* st) {
+    int fd = open(st->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make the program wait
+    if (fd < 0) { return safetensors_system_fault(st, strerror(errno)); }
     struct stat status;
-    if (fd < 0 || fstat(fd, &status) != 0) { fatal("%s: %s; %s", st->path, strerror(errno), advice); }
-    if (!S_ISREG(status.st_mode)) { fatal("%s: not a file, expected a safetensors file; %s", st->path, advice); }
-    st->map_bytes = (size_t)status.st_size;
-    if (st->map_bytes < 8) {
-        safetensors_refuse(st->path, NULL, "%zu bytes, expected at least 8 for the header's length", st->map_bytes);
+    bool good = fstat(fd, &status) == 0;
+    if (!good) { safetensors_system_fault(st, strerror(errno)); }
+    if (good && !S_ISREG(status.st_mode)) {
+        good = safetensors_system_fault(st, "not a file, expected a safetensors file");
     }
-    st->map = mmap(NULL, st->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (st->map == MAP_FAILED) { fatal("%s: cannot map into memory: %s; %s", st->path, strerror(errno), advice); }
+    size_t bytes = good ? (size_t)status.st_size : 0;
+    if (good && bytes < 8) {
+        good = safetensors_fault(st, NULL, "%zu bytes, expected at least 8 for the header's length", bytes);
+    }
+    void* map = good ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    if (good && map == MAP_FAILED) { good = safetensors_system_fault(st, "cannot map into memory"); }
+    if (good) { st->map = map, st->map_bytes = bytes; }
     close(fd);
+    return good;
 }
 
-// Parses the JSON header and returns its length.
-static inline size_t safetensors_parse_header(SafeTensors* st) {
+// Parses the JSON header and sets its length.
+static inline bool safetensors_parse_header(SafeTensors* st, size_t* header_bytes) {
     const unsigned char* file = (const unsigned char*)st->map;
     uint64_t length = 0;
     for (int i = 0; i < 8; i++) { length |= (uint64_t)file[i] << 8 * i; }
     if (length > st->map_bytes - 8 || length > SAFETENSORS_MAX_HEADER) {
-        safetensors_refuse(st->path, NULL, "header of %llu bytes in a file of %zu, expected it inside and at most %d",
-                           (unsigned long long)length, st->map_bytes, SAFETENSORS_MAX_HEADER);
+        return safetensors_fault(st, NULL, "header of %llu bytes in a file of %zu, expected it inside and at most %d",
+                                 (unsigned long long)length, st->map_bytes, SAFETENSORS_MAX_HEADER);
     }
     // a copy that ends in 0: cJSON before 1.7.18 may look one byte past the end (CVE-2023-53154)
     char* json = (char*)xcalloc((size_t)length + 1, 1);
@@ -226,46 +254,54 @@ static inline size_t safetensors_parse_header(SafeTensors* st) {
     const char *end = json, *last = json + length;
     if (*json == '{') { st->header = cJSON_ParseWithLengthOpts(json, (size_t)length, &end, 0); }
     while (st->header && end < last && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t')) { end++; }
-    if (!st->header || end != last) {
-        safetensors_refuse(st->path, NULL, "no JSON at byte %zu of the header, expected one object",
-                           (size_t)(end - json));
-    }
+    size_t stopped = (size_t)(end - json);
+    bool good = st->header && end == last;
     free(json);
-    return (size_t)length;
+    *header_bytes = (size_t)length;
+    return good || safetensors_fault(st, NULL, "no JSON at byte %zu of the header, expected one object", stopped);
+}
+
+static inline bool safetensors_parse_tensor(SafeTensors* st, cJSON* item, size_t data_begin) {
+    SafeTensor* t = &st->tensors[st->count++];
+    t->file = st->path;
+    t->name = item->string;
+    if (!cJSON_IsObject(item)) { return safetensors_fault(st, t->name, "no object, expected dtype and shape"); }
+    return safetensors_parse_type(st, t, item) && safetensors_parse_shape(st, t, item) &&
+           safetensors_parse_offsets(st, t, item, (const unsigned char*)st->map + data_begin,
+                                     st->map_bytes - data_begin);
+}
+
+// Opens and checks a file. False where it is not entirely valid: then fault says why, in the words of an error, and
+// only safetensors_close may follow.
+static inline bool safetensors_try(SafeTensors* st, const char* path) {
+    memset(st, 0, sizeof *st);
+    st->path = xstrdup(path);
+    size_t header_bytes = 0;
+    if (!safetensors_map(st) || !safetensors_parse_header(st, &header_bytes)) { return false; }
+    st->tensors = (SafeTensor*)xcalloc((size_t)cJSON_GetArraySize(st->header), sizeof(SafeTensor));
+    for (cJSON* item = st->header->child; item; item = item->next) {
+        bool metadata = strcmp(item->string, "__metadata__") == 0;
+        bool good =
+            metadata ? safetensors_parse_metadata(st, item) : safetensors_parse_tensor(st, item, 8 + header_bytes);
+        if (!good) { return false; }
+    }
+    return safetensors_check_cover(st, st->map_bytes - 8 - header_bytes);
 }
 
 // Opens and checks a file; ends the program if it is not entirely valid.
 static inline SafeTensors safetensors_open(const char* path) {
     SafeTensors st;
-    memset(&st, 0, sizeof st);
-    st.path = xstrdup(path);
-    safetensors_map(&st);
-    size_t skip = 8 + safetensors_parse_header(&st), data_bytes = st.map_bytes - skip;
-    const unsigned char* data = (const unsigned char*)st.map + skip;
-    st.tensors = (SafeTensor*)xcalloc((size_t)cJSON_GetArraySize(st.header), sizeof(SafeTensor));
-    for (cJSON* item = st.header->child; item; item = item->next) {
-        if (strcmp(item->string, "__metadata__") == 0) {
-            safetensors_parse_metadata(&st, item);
-            continue;
-        }
-        SafeTensor* t = &st.tensors[st.count++];
-        t->file = st.path;
-        t->name = item->string;
-        if (!cJSON_IsObject(item)) { safetensors_refuse(path, t->name, "no object, expected dtype and shape"); }
-        safetensors_parse_type(&st, t, item);
-        safetensors_parse_shape(&st, t, item);
-        safetensors_parse_offsets(&st, t, item, data, data_bytes);
-    }
-    safetensors_check_cover(&st, data_bytes);
+    if (!safetensors_try(&st, path)) { fatal("%s", st.fault); }
     return st;
 }
 
 static inline void safetensors_close(SafeTensors* st) {
-    munmap(st->map, st->map_bytes);
+    if (st->map) { munmap(st->map, st->map_bytes); }
     cJSON_Delete(st->header);
     free(st->by_name);
     free(st->tensors);
     free(st->path);
+    free(st->fault);
     memset(st, 0, sizeof *st);
 }
 
@@ -327,7 +363,10 @@ static inline void safetensors_read_f32(float* dst, const SafeTensor* t) {
             dst[i] = (float)value;
         }
     } else {
-        safetensors_refuse(t->file, t->name, "dtype %.20s, expected F32, BF16, F16 or F64", t->type_name);
+        char message[128];
+        snprintf(message, sizeof message, "\"%.64s\": dtype %.20s", t->name, t->type_name);
+        safetensors_printable(message);
+        fatal("%s: %s, expected F32, BF16, F16 or F64; use another copy", t->file, message);
     }
 }
 

@@ -1,15 +1,15 @@
 /*
 What --score reads and writes: the documents of a token shard or of a text, and one CSV row for every token but the
-first of each. Files named *.bin are shards. Others are texts in the formats of dataset/prepare, which gives each
-document its BOS and EOS: *.jsonl, else documents with blank lines between them.
+first of each. Files named *.bin are shards. Others are texts, which are read as dataset/prepare reads them, so that the
+documents are those of the shards that it would write: BOS, tokens, EOS.
 */
 #ifndef SCORE_H
 #define SCORE_H
 
-#include "../dataset/documents.h"
 #include "articles.h"
 #include "logger.h"
 #include "output_file.h"
+#include "text_tally.h"
 #include "tokenizer.h"
 
 typedef struct {
@@ -18,10 +18,7 @@ typedef struct {
     size_t count, longest;
 } ScoreInput;
 
-static inline bool score_is_shard(const char* path) {
-    size_t n = strlen(path);
-    return n > 4 && strcmp(path + n - 4, ".bin") == 0;
-}
+static inline bool score_is_shard(const char* path) { return strlen(path) > 4 && ends_with(path, ".bin"); }
 
 static inline void score_end_document(ScoreInput* in, size_t* capacity) {
     if (in->count + 2 > *capacity) {
@@ -49,33 +46,54 @@ static inline void score_read_shard(ScoreInput* in, const char* path, const Expe
     token_stream_close(&stream);
 }
 
-static inline void score_read_text(ScoreInput* in, const char* path, const Tokenizer* tokenizer) {
-    size_t size, length, n = strlen(path), capacity = 0;
-    char *content = read_text(path, &size), *document;
-    Format format = n > 6 && strcmp(path + n - 6, ".jsonl") == 0 ? FORMAT_JSONL : FORMAT_TXT;
-    DocumentRules rules = {NULL, 0, "text"};
-    DocumentCursor cursor;
-    memset(&cursor, 0, sizeof cursor);
-    cursor.p = content, cursor.end = content + size;
+static inline void score_read_block(ScoreInput* in, size_t* capacity, const DocumentRules* rules,
+                                    const TextBlock* block, TextReport* report, const Tokenizer* tokenizer) {
     int bos = tokenizer_bos(tokenizer), eos = tokenizer_eos(tokenizer);
-    while (document_next(&rules, format, &cursor, &document, &length)) {
+    char* document;
+    size_t length;
+    text_report_begin(report, block);
+    while (text_report_next(report, rules, block->input->format, &document, &length)) {
         token_list_append(&in->ids, &bos, 1);
         tokenizer_encode(tokenizer, document, length, &in->ids);
         token_list_append(&in->ids, &eos, 1);
-        score_end_document(in, &capacity);
+        score_end_document(in, capacity);
     }
-    if (cursor.failed) { fatal("%s: line %zu: %s; repair the line", path, cursor.line + 1, cursor.json.error); }
-    free(content);
+}
+
+static inline void score_read_text(ScoreInput* in, const char* path, const TextOptions* options,
+                                   const Tokenizer* tokenizer) {
+    size_t bytes, capacity = 0;
+    DocumentRules rules = document_rules(options);
+    Input* input = text_inputs_find(&path, 1, options, &bytes);
+    TextReader reader = text_reader(input, 1);
+    TextBlock block;
+    TextReport report;
+    TextTally tally;
+    memset(&block, 0, sizeof block);
+    memset(&report, 0, sizeof report);
+    memset(&tally, 0, sizeof tally);
+    while (text_reader_next(&reader, &rules, &block)) {
+        score_read_block(in, &capacity, &rules, &block, &report, tokenizer);
+        text_tally_add(&tally, &rules, &block, &report);
+    }
+    text_tally_end(&tally, &rules, input, 1);
+    text_tally_warn(&tally);
+    text_reader_free(&reader);
+    text_report_free(&report);
+    document_rules_free(&rules);
+    free(block.bytes);
+    free(input);
 }
 
 // tokenizer may be NULL for a shard.
-static inline ScoreInput score_read(const char* path, const Tokenizer* tokenizer, const ExpectedTokens* expected) {
+static inline ScoreInput score_read(const char* path, const TextOptions* options, const Tokenizer* tokenizer,
+                                    const ExpectedTokens* expected) {
     ScoreInput in;
     memset(&in, 0, sizeof in);
     if (score_is_shard(path)) {
         score_read_shard(&in, path, expected);
     } else {
-        score_read_text(&in, path, tokenizer);
+        score_read_text(&in, path, options, tokenizer);
     }
     if (in.longest < 2) {
         fatal("%s: no document with a token to score; give a text or shard that is not empty", path);

@@ -52,12 +52,16 @@ static inline ShardInfo shard_header_read(const char* path, const int32_t words[
     }
     bool narrow = words[0] == SHARD_MAGIC_U16, wide = words[0] == SHARD_MAGIC_U32;
     if (!narrow && !wide) {
-        fatal("%s: magic %d, expected %d (uint16 tokens) or %d (uint32 tokens); %s", path, words[0], SHARD_MAGIC_U16,
-              SHARD_MAGIC_U32, make);
+        fatal("%s: magic %d, expected %d (uint16 tokens) or %d (uint32 tokens); %s, or move it away if it is no shard",
+              path, words[0], SHARD_MAGIC_U16, SHARD_MAGIC_U32, make);
     }
     int version = narrow ? SHARD_VERSION_U16 : SHARD_VERSION_U32;
     if (words[1] != version) {
         fatal("%s: version %d, expected %d for magic %d; %s", path, words[1], version, words[0], make);
+    }
+    if (words[4] < 0 || words[5] < 0) {
+        fatal("%s: BOS %lld and EOS %lld, expected ids, or -1 for none; %s", path, words[4] - 1LL, words[5] - 1LL,
+              make);
     }
     ShardInfo info = {narrow ? 2u : 4u, (size_t)(uint32_t)words[2], (size_t)(uint32_t)words[3], words[4] - 1,
                       words[5] - 1,     (uint32_t)words[6]};

@@ -34,13 +34,18 @@ static void on_stop_alarm(int number) {
 }
 
 static inline void stop_catch_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) { signal(numbers[i], on_stop_signal); }
+    signals_to_stop_by(on_stop_signal);
+    signal(SIGUSR1, on_stop_signal);
     signal(SIGALRM, on_stop_alarm);
 }
 
 static inline const char* stop_signal_name(int number) {
-    return number == SIGINT ? "SIGINT" : number == SIGTERM ? "SIGTERM" : "SIGUSR1";
+    switch (number) {
+        case SIGINT: return "SIGINT";
+        case SIGTERM: return "SIGTERM";
+        case SIGHUP: return "SIGHUP";
+        default: return "SIGUSR1";
+    }
 }
 
 // From here on the ranks agree within so many seconds; 0: they may take any time, as when rank 0 saves.

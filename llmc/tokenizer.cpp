@@ -10,6 +10,7 @@ model file. Words then are encoded one at a time and their ids kept in a cache p
 #include "tokenizer.h"
 
 #include <atomic>
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -112,7 +113,7 @@ struct Message {
 static const char SPACE_PIECE[] = "\xE2\x96\x81";  // U+2581, what SentencePiece writes for a space
 
 // Field numbers and values of sentencepiece_model.proto.
-enum { MODEL_PIECES = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3 };
+enum { MODEL_PIECES = 1, MODEL_TRAINER = 2, MODEL_NORMALIZER = 3, MODEL_DENORMALIZER = 5 };
 enum { PIECE_TEXT = 1, PIECE_TYPE = 3, TYPE_NORMAL = 1, TYPE_USER_DEFINED = 4, TYPE_UNUSED = 5, TYPE_BYTE = 6 };
 enum { TRAINER_MODEL_TYPE = 3, TRAINER_SPACE_AS_SUFFIX = 24, MODEL_TYPE_BPE = 2 };
 enum { NORMALIZER_CHARSMAP = 2, NORMALIZER_DUMMY_PREFIX = 3, NORMALIZER_TRIM = 4, NORMALIZER_ESCAPE = 5 };
@@ -128,17 +129,54 @@ static bool user_piece_reaches_over(std::string_view piece) {
     return piece.find(SPACE_PIECE) != piece.npos || piece.find_first_of(" \n") != piece.npos;
 }
 
+/*
+The library follows the normaliser's table without looking where it leads, so a damaged one must not reach it: the size
+of a double-array trie (Darts-clone), the trie, and the texts that its leaves point to. A unit of the trie has its label
+in bits 0 to 7, whether it has a leaf in bit 8, and in the others how to get from its place to those of its children.
+*/
+static bool charsmap_is_whole(std::string_view map) {
+    if (map.empty()) { return true; }
+    uint32_t bytes = 0;
+    if (map.size() <= sizeof bytes) { return false; }
+    memcpy(&bytes, map.data(), sizeof bytes);
+    map.remove_prefix(sizeof bytes);
+    if (bytes >= map.size() || bytes < sizeof(uint32_t) || bytes % sizeof(uint32_t) != 0) { return false; }
+    std::vector<uint32_t> units(bytes / sizeof(uint32_t));
+    memcpy(units.data(), map.data(), bytes);
+    const size_t texts = map.size() - bytes;
+    std::vector<bool> seen(units.size());
+    std::vector<size_t> waiting(1, 0);
+    seen[0] = true;
+    while (!waiting.empty()) {
+        size_t place = waiting.back();
+        waiting.pop_back();
+        const uint32_t unit = units[place];
+        const size_t children = place ^ ((size_t)(unit >> 10) << ((unit & 512) >> 6));
+        if ((children | 255) >= units.size()) { return false; }
+        if ((unit & 256) && (units[children] & 0x7fffffffu) >= texts) { return false; }
+        for (uint32_t label = 0; label < 256; label++) {  // text may hold zero bytes
+            const size_t child = children ^ label;
+            if ((units[child] & 0x800000ffu) != label || seen[child]) { continue; }
+            seen[child] = true;
+            waiting.push_back(child);
+        }
+    }
+    return true;
+}
+
 // Whether encoding words one by one gives the ids of the whole text; *valid is false when this is no model at all.
 // Byte pieces are required: without them neighbouring unknown characters become one id, across words.
 static bool splits_at_words(std::string_view model, bool* valid) {
     bool bpe = false, suffix = false, charsmap = false, prefix = true, trim = true, escape = true, reaches = false;
+    bool whole = true;
     size_t pieces = 0, bytes = 0;
     Message m(model);
     while (m.next()) {
         Message part(m.data);
         std::string_view text;
         uint64_t type = TYPE_NORMAL;
-        while (m.field <= MODEL_NORMALIZER && part.next()) {
+        bool known = m.field <= MODEL_NORMALIZER || m.field == MODEL_DENORMALIZER;
+        while (known && part.next()) {
             if (m.field == MODEL_PIECES) {
                 if (part.field == PIECE_TEXT) { text = part.data; }
                 if (part.field == PIECE_TYPE) { type = part.number; }
@@ -146,6 +184,8 @@ static bool splits_at_words(std::string_view model, bool* valid) {
                 if (part.field == TRAINER_MODEL_TYPE) { bpe = part.number == MODEL_TYPE_BPE; }
                 if (part.field == TRAINER_SPACE_AS_SUFFIX) { suffix = part.number != 0; }
             } else {
+                if (part.field == NORMALIZER_CHARSMAP) { whole = whole && charsmap_is_whole(part.data); }
+                if (m.field == MODEL_DENORMALIZER) { continue; }
                 if (part.field == NORMALIZER_CHARSMAP) { charsmap = !part.data.empty(); }
                 if (part.field == NORMALIZER_DUMMY_PREFIX) { prefix = part.number != 0; }
                 if (part.field == NORMALIZER_TRIM) { trim = part.number != 0; }
@@ -159,16 +199,40 @@ static bool splits_at_words(std::string_view model, bool* valid) {
         if (type == TYPE_USER_DEFINED) { reaches = reaches || user_piece_reaches_over(text); }
         if (type == TYPE_NORMAL || type == TYPE_UNUSED) { reaches = reaches || piece_reaches_over(text); }
     }
-    *valid = m.ok && pieces > 0;
+    *valid = m.ok && whole && pieces > 0;
     return *valid && bpe && bytes == 256 && prefix && escape && !suffix && !charsmap && !trim && !reaches;
 }
+
+// Calls into the library, which throws std::bad_alloc at some damaged models: what it throws is an error like others.
+template <typename Call>
+static auto guarded(const char* name, const char* task, Call call) -> decltype(call()) {
+    try {
+        return call();
+    } catch (const std::exception& e) {
+        fatal("%s: SentencePiece cannot %s: %s; if the model is damaged, get it again with dataset/get_tokenizer.sh",
+              name, task, e.what());
+    } catch (...) {
+        fatal("%s: SentencePiece cannot %s; if the model is damaged, get it again with dataset/get_tokenizer.sh", name,
+              task);
+    }
+}
+
+enum { MOST_MODEL_BYTES = 1 << 28 };  // 50 times the largest vocabularies in use
 
 static std::string read_model(const char* path) {
     FILE* file = fopen(path, "rb");
     if (!file) { fatal("%s: %s; get a model with dataset/get_tokenizer.sh, or use 'bytes'", path, strerror(errno)); }
     std::string model;
     char block[65536];
-    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) { model.append(block, n); }
+    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;) {
+        model.append(block, n);
+        if (model.size() > MOST_MODEL_BYTES) {
+            fatal(
+                "%s: more than %d bytes, too many for a SentencePiece model; get one with dataset/get_tokenizer.sh, or "
+                "use 'bytes'",
+                path, MOST_MODEL_BYTES);
+        }
+    }
     if (ferror(file)) {
         fatal("%s: %s; get a model with dataset/get_tokenizer.sh, or use 'bytes'", path, strerror(errno));
     }
@@ -181,7 +245,7 @@ static std::string read_model(const char* path) {
 
 static std::vector<int> encode_library(const Tokenizer* t, std::string_view text) {
     std::vector<int> ids;
-    auto status = t->processor.Encode(std::string(text), &ids);
+    auto status = guarded(t->name.c_str(), "encode", [&] { return t->processor.Encode(std::string(text), &ids); });
     if (!status.ok()) { fatal("%s: SentencePiece cannot encode: %s", t->name.c_str(), status.ToString().c_str()); }
     return ids;
 }
@@ -275,11 +339,12 @@ static Tokenizer* open_model(const char* path) {
     bool valid = false;
     bool by_word = splits_at_words(model, &valid);
     Tokenizer* t = new Tokenizer();
-    if (!valid || !t->processor.LoadFromSerializedProto(model).ok()) {
+    if (!valid || !guarded(path, "read it", [&] { return t->processor.LoadFromSerializedProto(model).ok(); })) {
         fatal("%s: %zu bytes that are no SentencePiece model; get one with dataset/get_tokenizer.sh, or use 'bytes'",
               path, model.size());
     }
     t->serial = ++opened;
+    t->name = path;
     t->bytes = false;
     t->bos = t->processor.bos_id(), t->eos = t->processor.eos_id();
     if (t->bos < 0 || t->eos < 0) {
@@ -287,10 +352,12 @@ static Tokenizer* open_model(const char* path) {
               t->bos < 0 ? "BOS" : "EOS");
     }
     t->hash = fnv1a(model);
-    for (int i = 0; i < t->processor.GetPieceSize(); i++) {
-        t->pieces.push_back(t->processor.IdToPiece(i));
-        t->control.push_back(t->processor.IsControl(i));
-    }
+    guarded(path, "list its pieces", [&] {
+        for (int i = 0; i < t->processor.GetPieceSize(); i++) {
+            t->pieces.push_back(t->processor.IdToPiece(i));
+            t->control.push_back(t->processor.IsControl(i));
+        }
+    });
     std::vector<int> ids = encode_library(t, "\n");
     t->by_word = by_word && ids.size() >= 2;
     if (t->by_word) {
@@ -302,7 +369,7 @@ static Tokenizer* open_model(const char* path) {
 
 static std::string decode_library(const Tokenizer* t, const std::vector<int>& ids) {
     std::string text;
-    auto status = t->processor.Decode(ids, &text);
+    auto status = guarded(t->name.c_str(), "decode", [&] { return t->processor.Decode(ids, &text); });
     if (!status.ok()) { fatal("%s: SentencePiece cannot decode: %s", t->name.c_str(), status.ToString().c_str()); }
     return text;
 }

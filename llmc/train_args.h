@@ -67,18 +67,19 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Model"),
         OPT_CHOICE(a->position_encoding, "nope", posenc_choices(), "positional encoding"),
         OPT_CHOICE(a->model_size, "l12", "l2 l4 l6 l8 l12 l15 l18 l24", "named size"),
-        OPT_SIZE(a->dim, NULL, 8, 65536, "channels, instead of the size's"),
-        OPT_SIZE(a->n_layers, NULL, 1, 1000, "layers, instead of the size's"),
-        OPT_SIZE(a->n_heads, NULL, 1, 1024, "query heads, instead of the size's"),
-        OPT_SIZE(a->n_kv_heads, NULL, 1, 1024, "key/value heads, instead of one per query head"),
-        OPT_SIZE(a->ffn_dim, NULL, 8, 1048576, "feed-forward width, instead of twice the channels"),
+        OPT_SIZE(a->dim, NULL, 8, MODEL_MAX_DIM, "channels, instead of the size's"),
+        OPT_SIZE(a->n_layers, NULL, 1, MODEL_MAX_LAYERS, "layers, instead of the size's"),
+        OPT_SIZE(a->n_heads, NULL, 1, MODEL_MAX_HEADS, "query heads, instead of the size's"),
+        OPT_SIZE(a->n_kv_heads, NULL, 1, MODEL_MAX_HEADS, "key/value heads, instead of one per query head"),
+        OPT_SIZE(a->ffn_dim, NULL, 8, MODEL_MAX_FFN_DIM, "feed-forward width, instead of twice the channels"),
         OPT_GROUP("Positional encodings"),
         OPT_CHOICE(a->sinusoidal_freqs, "bam", "bam vaswani", "exponents of the sinusoids"),
-        OPT_DOUBLE(a->sinusoidal_theta, "10000", 1.000001, 1e12, "base of the sinusoids' wavelengths"),
-        OPT_DOUBLE(a->rope_theta, "500000", 1.000001, 1e12, "base of the rotation's wavelengths"),
+        OPT_DOUBLE(a->sinusoidal_theta, "10000", MODEL_MIN_THETA, MODEL_MAX_THETA,
+                   "base of the sinusoids' wavelengths"),
+        OPT_DOUBLE(a->rope_theta, "500000", MODEL_MIN_THETA, MODEL_MAX_THETA, "base of the rotation's wavelengths"),
         OPT_CHOICE(a->alibi_slopes, "published", "published geometric",
                    "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)"),
-        OPT_SIZE(a->sandwich_dim, "128", 2, 65536, "twice the number of cosines of sandwich"),
+        OPT_SIZE(a->sandwich_dim, "128", 2, SANDWICH_MAX_DIM, "twice the number of cosines of sandwich"),
         OPT_CHOICE(a->ssmax_prior, "inside", "inside outside", "is a learned bias scaled by Scalable-Softmax?"),
         OPT_BOOL(a->no_seq_scale, "0", "keep the scale of Scalable-Softmax at 1"),
         OPT_BOOL(a->global_prior, "0", "one prior for all layers") POSENC_TENSORS(INITIAL_VALUE_OPTION)
@@ -105,8 +106,9 @@ static inline Options train_options(TrainArgs* a) {
         OPT_SIZE(a->seed, "42", 0, OPTION_MAX, "of initial weights and samples"),
         OPT_GROUP("Validation"),
         OPT_SIZE(a->val_loss_every, "0", 0, 1e12, "steps between validations; 0: never"),
-        option_one_of("validation tokens", OPT_SIZE(a->val_tokens, NULL, 0, OPTION_MAX,
-                                                    "first tokens of the data, kept for validation [3932160]")),
+        option_one_of("validation tokens",
+                      OPT_SIZE(a->val_tokens, NULL, 0, OPTION_MAX,
+                               "first tokens of the data, kept for validation [3932160, rounded down]")),
         option_one_of("validation tokens", OPT_SIZE(a->min_val_tokens, NULL, 0, OPTION_MAX, "the same, rounded up")),
         option_one_of("validation tokens", OPT_SIZE(a->max_val_tokens, NULL, 0, OPTION_MAX, "the same, rounded down")),
         OPT_SIZE(a->val_tokens_padding, "1000000", 0, OPTION_MAX, "tokens skipped between validation and training"),
@@ -134,7 +136,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_IGNORED(a->tensorcores, "accepted, changes nothing"),
         OPT_GROUP("Debugging"),
         OPT_BOOL(a->overfit_single_batch, "0", "train on the first batch only"),
-        OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log"),
+        OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log, not only of steps that are skipped"),
         OPT_SIZE(a->debug_nan_step, "0", 0, 1e12,
                  "take the last rank's loss of this step for NaN, counted from 1; 0: never"),
     };
@@ -213,14 +215,15 @@ static inline size_t train_tokens_per_step(const TrainArgs* a, size_t ranks) {
                          a->batch_size * a->sequence_length * ranks);
 }
 
-// Validation tokens: an explicit 0 is none; without a flag the published 3,932,160.
+// Validation tokens: an explicit 0 is none; without a flag the published 3,932,160, rounded down to whole batches.
 static inline size_t train_val_tokens(const TrainArgs* a, const Options* options, size_t ranks) {
     const char* const flags[] = {"val_tokens", "min_val_tokens", "max_val_tokens"};
     bool given = false;
     for (int i = 0; i < 3; i++) { given = given || options_source(options, flags[i]) >= OPTION_FROM_JSON; }
     if (given && a->val_tokens + a->min_val_tokens + a->max_val_tokens == 0) { return 0; }
-    size_t exactly = given ? a->val_tokens : 3932160, batch = a->batch_size * a->sequence_length * ranks;
-    return whole_batches("val_tokens", exactly, a->min_val_tokens, a->max_val_tokens, batch);
+    size_t published = 3932160, batch = a->batch_size * a->sequence_length * ranks;
+    if (!given) { return published > batch ? published / batch * batch : batch; }
+    return whole_batches("val_tokens", a->val_tokens, a->min_val_tokens, a->max_val_tokens, batch);
 }
 
 #endif

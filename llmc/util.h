@@ -26,14 +26,24 @@ for our own bugs only. Compiles as C11 and as C++.
 #endif
 
 // fatal_hook is called before a fatal exit. fatal_report, where there are several processes, says the error in the
-// place of fatal() and ends the others; warnings_off: another process gives the warnings. Weak, so that the
-// translation units of a program share one variable without a source file of its own.
+// place of fatal() and ends the others; fatal_told: an error has been said; warnings_off: another process gives the
+// warnings. Weak, so that the translation units of a program share one variable without a source file of its own.
 EXTERN_C void (*fatal_hook)(void);
 __attribute__((weak)) void (*fatal_hook)(void);
 EXTERN_C void (*fatal_report)(const char* message);
 __attribute__((weak)) void (*fatal_report)(const char* message);
+EXTERN_C bool fatal_told;
+__attribute__((weak)) bool fatal_told;
 EXTERN_C bool warnings_off;
 __attribute__((weak)) bool warnings_off;
+
+// Makes a message one line: names and values in it may come from anywhere, and control characters could drive the
+// terminal.
+static inline void one_line(char* message) {
+    for (char* c = message; *c; c++) {
+        if ((unsigned char)*c < ' ' || *c == 127) { *c = *c == '\n' || *c == '\r' || *c == '\t' ? ' ' : '?'; }
+    }
+}
 
 // Prints "error: MESSAGE" on one line and exits with status 1. Says what, where, expected, what to do.
 __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const char* format, ...) {
@@ -43,12 +53,14 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    one_line(message);
     if (fatal_report) {
         fatal_report(message);
     } else {
         fprintf(stderr, "error: %s\n", message);
     }
     fflush(stderr);
+    fatal_told = true;
     if (fatal_hook) { fatal_hook(); }
     exit(1);
 }
@@ -57,12 +69,13 @@ __attribute__((format(printf, 1, 2), noreturn)) static inline void fatal(const c
 __attribute__((format(printf, 1, 2))) static inline void warn(const char* format, ...) {
     if (warnings_off) { return; }
     fflush(stdout);
+    char message[2048];
     va_list args;
     va_start(args, format);
-    fputs("warning: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    vsnprintf(message, sizeof message, format, args);
     va_end(args);
+    one_line(message);
+    fprintf(stderr, "warning: %s\n", message);
 }
 
 // ----------------------------------------------------------------------------
@@ -122,6 +135,11 @@ __attribute__((format(printf, 1, 2))) static inline char* text(const char* forma
     vsnprintf(s, (size_t)n + 1, format, args);
     va_end(args);
     return s;
+}
+
+static inline bool ends_with(const char* s, const char* suffix) {
+    size_t n = strlen(s), m = strlen(suffix);
+    return n >= m && strcmp(s + n - m, suffix) == 0;
 }
 
 // "1h02m", "3m20s" or "12s", for time left and time taken; buffer of at least 16 bytes, returned.

@@ -5,13 +5,14 @@ import os
 import subprocess
 import tempfile
 
-from runs import RunError
+from runs import RunError, printable
 
 GREY = 0x777777
 VIRIDIS = (0x440154, 0x414487, 0x2A788E, 0x22A884, 0x7AD151, 0xFDE725)
 # With the size of marks: the terminals measure fonts, dashes and marks in different units.
 TERMINALS = {"png": ('pngcairo font "DejaVu Sans,13"', 1.1),
              "svg": ('svg font "DejaVu Sans,sans-serif,13" fontscale 1.28 dashlength 0.6', 0.75)}
+MAX_TEXT = 300  # characters of a heading or label
 LEFT = 105  # pixels for the y axis of small multiples
 
 
@@ -20,7 +21,9 @@ def colour(rgb, alpha=0):
 
 
 def quote(text):
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """In single quotes, where gnuplot expands nothing; on one line and no longer than a picture is wide."""
+    text = printable(text)
+    return "'" + (text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…").replace("'", "''") + "'"
 
 
 def tokens(n):
@@ -46,7 +49,7 @@ class Figure:
     """One picture: text for gnuplot, in pixels of a page of the given size."""
 
     def __init__(self, name, width, height, title, subtitle):
-        self.name, self.width, self.height = name, max(width, 40 + int(8.2 * len(subtitle))), height
+        self.name, self.width, self.height = name, max(width, 40 + int(8.2 * min(MAX_TEXT, len(subtitle)))), height
         self.blocks, self.body, self.count = [], [], 0
         self.heading(title, 24, 19, 0x222222)
         self.heading(subtitle, 50, 12, GREY)
@@ -101,25 +104,26 @@ class Figure:
 def save(figures, out):
     """Draws into a folder beside the results and moves them when all are whole."""
     os.makedirs(out, exist_ok=True)
+    # gnuplot works in the folder: no path, which may hold anything, is part of its script
     with tempfile.TemporaryDirectory(prefix=".plot_", dir=out) as folder:
         scripts, names = [], []
         for f in figures:
             for ending, (terminal, mark_size) in TERMINALS.items():
                 names.append(f"{f.name}.{ending}")
-                scripts.append(f.script(terminal, mark_size, os.path.join(folder, names[-1])))
-        done = subprocess.run(["gnuplot"], input="\n".join(scripts), text=True, stderr=subprocess.PIPE)
+                scripts.append(f.script(terminal, mark_size, names[-1]))
+        done = subprocess.run(["gnuplot"], input="\n".join(scripts).encode(), stderr=subprocess.PIPE, cwd=folder)
         drawn = [os.path.join(folder, n) for n in names]
         if done.returncode != 0 or not all(os.path.exists(d) and os.path.getsize(d) for d in drawn):
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip(" ^")]
+            lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip(" ^")]
             raise RunError(f"gnuplot failed: {lines[-1] if lines else 'no picture'}; it has to be version 5.4 or newer")
         for picture in drawn:
             os.replace(picture, os.path.join(out, os.path.basename(picture)))
     for f in figures:
-        print(f"wrote {os.path.join(out, f.name)}.png .svg")
+        print(f"wrote {printable(os.path.join(out, f.name))}.png .svg")
 
 
 def legend_width(labels):
-    return 80 + int(9.2 * max(map(len, labels)))
+    return 80 + int(9.2 * min(MAX_TEXT, max(map(len, labels))))
 
 
 def length_axis(figure, low, high, name):

@@ -21,7 +21,7 @@ if [ "${1:-}" = --cudnn ]; then
     exit 1
 fi
 packages="gcc g++ make git ca-certificates libdnnl-dev libsentencepiece-dev libcjson-dev libcmocka-dev python3 python3-pip
-    sentencepiece gnuplot-nox fonts-dejavu-core libopenmpi-dev openmpi-bin"
+    sentencepiece gnuplot-nox fonts-dejavu-core libopenmpi-dev openmpi-bin clang libclang-rt-dev"
 [ "${1:-}" = --list ] && { echo $packages; exit 0; }
 
 missing=""

@@ -3,13 +3,14 @@
 
 import sys
 
-from runs import Run, RunError
+from runs import Run, run_script
 
 
 def accuracies(run):
     """Length to accuracy of the run's first passkey measurement; empty without one."""
-    for measurement in run.results().get("passkey", {}).values():
-        return dict(zip(measurement["seq_lens"], measurement["accs"]))
+    for measurement in run.passkey().values():
+        pairs = zip(measurement["seq_lens"], measurement.get("accs") or [])
+        return {length: accuracy for length, accuracy in pairs if accuracy is not None}
     return {}
 
 
@@ -27,7 +28,4 @@ def main(folders):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except RunError as e:
-        sys.exit(f"error: {e}")
+    run_script(lambda: main(sys.argv[1:]))

@@ -4,12 +4,13 @@ import argparse
 import collections
 import math
 import os
+import re
 import sys
 
 sys.dont_write_bytecode = True
 from figure import (GREY, Figure, SmallMultiples, colour, legend_width, length_axis, mix, palette, quote, save, tokens,
                     viridis)
-from runs import PRIORS, Run, RunError, alibi_slopes
+from runs import PRIORS, Run, RunError, alibi_slopes, dataset_name, is_joined, printable, run_script
 
 PICTURES = ("loss", "passkey", "depth", "perplexity", "priors")
 MEASURES = {"accs": "teacher forced", "greedy": "greedy decoding", "natural": "prompt and answer as one text"}
@@ -24,7 +25,7 @@ HEAT_COLUMNS, HEAT_ROWS = 40, 10
 def give_styles(runs):
     """Labels as short as tells the runs apart; one colour per encoding, lighter with another mark where it repeats."""
     parts = [lambda r: r.encoding, lambda r: f"{r.size} {r.encoding}", lambda r: f"{r.size} {r.encoding} {r.version}",
-             lambda r: r.folder]
+             lambda r: r.name]
     label = next((p for p in parts if len({p(r) for r in runs}) == len(runs)), parts[-1])
     total, seen = collections.Counter(r.encoding for r in runs), collections.Counter()
     for r in runs:
@@ -47,7 +48,8 @@ def describe(runs):
 
 
 def finite(rows):
-    return [(r["step"], r["loss"]) for r in rows if math.isfinite(r["loss"])]
+    """Without NaN, and without what a picture cannot hold."""
+    return [(r["step"], r["loss"]) for r in rows if abs(r["loss"]) < 1e30]
 
 
 def thin(rows):
@@ -83,7 +85,7 @@ def draw_loss(runs, described):
     logs = [(r, finite(r.train_log()), finite(r.eval_log())) for r in runs]
     for r, train, _ in logs:
         if not train:
-            print(f"{r.folder}: train.log has no rows yet, no loss")
+            print(f"{r.name}: train.log has no rows yet, no loss")
     logs = [(r, t, v) for r, t, v in logs if t]
     if not logs:
         return []
@@ -162,17 +164,19 @@ def draw_losses(logs, note):
 
 def passkey_of(runs, key):
     """(configuration, [(run, its measurements)]): the one asked for, or the one that most runs share."""
-    found = [(r, r.results().get("passkey") or {}) for r in runs]
+    found = [(r, r.passkey()) for r in runs]
     count = collections.Counter(k for _, p in found for k in p)
     if key is None and count:
         lengths = lambda k: max(len(p[k]["seq_lens"]) for _, p in found if k in p)
         key = max(count, key=lambda k: (count[k], "equidistant" in k, lengths(k)))
     chosen = []
     for r, p in found:
+        if key not in p:
+            p = {**p, **r.other_passkey()}
         if p.get(key, {}).get("seq_lens"):
             chosen.append((r, p[key]))
         elif p:
-            print(f"{r.folder}: results.json has no passkey results for {key}, only {', '.join(p)}")
+            print(f"{r.name}: results.json has no passkey results for {key}, only {printable(', '.join(p))}")
     return key, chosen
 
 
@@ -200,7 +204,7 @@ def draw_passkey(key, measured, measure, described):
         if points:
             lines.append((r, points))
         else:
-            print(f"{r.folder}: results.json has no '{measure}' for {key}")
+            print(f"{r.name}: results.json has no '{measure}' for {key}")
     if not lines:
         return []
     lines.sort(key=lambda line: -sum(a for _, a in line[1]) / len(line[1]))
@@ -249,7 +253,7 @@ def draw_depth(key, measured):
     usable = [(r, p) for r, p in measured if p.get("depths") and p.get("hits")]
     for r, p in measured:
         if not (p.get("depths") and p.get("hits")):
-            print(f"{r.folder}: results.json has no depths and hits, no heat map")
+            print(f"{r.name}: results.json has no depths and hits, no heat map")
     if not usable:
         return []
     m = SmallMultiples("depth", len(usable), "Share of passkeys found, by depth in the prompt",
@@ -277,26 +281,32 @@ def draw_depth(key, measured):
 
 
 def perplexity_config(entry):
-    return entry.get("dataset_dir"), entry.get("seq_len"), entry.get("window_size")
+    """What has to agree for a picture: articles and joined text are different measures of one dataset."""
+    return dataset_name(entry), is_joined(entry), entry.get("seq_len"), entry.get("window_size")
+
+
+def describe_perplexity(config):
+    dataset, joined, seq_len, window = config
+    return f"{dataset}{', documents joined' if joined else ''} (seq_len {seq_len}, window {window})"
 
 
 def draw_perplexity(runs, described):
-    is_number = lambda v: isinstance(v, (int, float)) and math.isfinite(v)
-    found = [(r, e) for r in runs for e in r.results().get("perplexity") or []
-             if e.get("positions") and any(map(is_number, e.get("perplexity", [])))]
+    is_number = lambda v: v is not None
+    found = [(r, e) for r in runs for e in r.perplexity() if any(map(is_number, e.get("perplexity", [])))]
     if not found:
         return []
     count = collections.Counter(perplexity_config(e) for _, e in found)
-    config = max(count, key=lambda c: (count[c], c[1] or 0))
+    config = max(count, key=lambda c: (count[c], not c[1], c[2] or 0))
     lines = [(r, e) for r, e in found if perplexity_config(e) == config]
     for r, e in found:
         if perplexity_config(e) != config:
-            print(f"{r.folder}: perplexity on %s (seq_len %s, window %s) is left out" % perplexity_config(e))
+            print(f"{r.name}: perplexity on {printable(describe_perplexity(perplexity_config(e)))} is left out")
     lines.sort(key=lambda line: -([v for v in line[1]["perplexity"] if is_number(v)][-1]))
     labels, lengths = [r.label for r, _ in lines], [r.train_length for r, _ in lines]
     articles = lines[0][1].get("articles")
     with_error = any(e.get("standard_error") for _, e in lines)
-    note = f"{config[0]}" + (f", {articles} articles" if articles else "") + f", windows of {config[2]} tokens"
+    pieces = f", {articles:g} {'rows of joined documents' if config[1] else 'articles'}" if articles else ""
+    note = f"{config[0]}{pieces}, windows of {config[3]} tokens"
     f = Figure("perplexity", 970 + legend_width(labels), 620, "Perplexity by position",
                note + ("; band: one standard error" if with_error else "") + f"; {described}")
     seen = [p for _, e in lines for p in e["positions"]] + lengths
@@ -333,8 +343,7 @@ def power_of_ten(e):
 
 def longest_length(run):
     """Where the x axis ends: the longest length that the run was measured at, at least 16 times the training length."""
-    passkey = run.results().get("passkey") or {}
-    return max([16 * run.train_length] + [n for p in passkey.values() for n in p.get("seq_lens", [])])
+    return max([16 * run.train_length] + [n for p in run.passkey().values() for n in p["seq_lens"]])
 
 
 def prior_axis(f, values):
@@ -386,13 +395,15 @@ def draw_all_priors(runs):
     learned = [r for r in runs if r.kind in PRIORS]
     if not learned:
         print(f"priors: none of the runs is of {', '.join(PRIORS)} (or _ssmax), whose learned priors are drawn")
-    figures = []
+    figures, names = [], set()
     for r in learned:
-        name = "priors" if len(learned) == 1 else "priors_" + r.label.replace("/", "_").replace(" ", "_")
+        name = "priors" if len(learned) == 1 else "priors_" + re.sub(r"[^A-Za-z0-9.-]+", "_", r.label)[-100:]
+        name = name if name not in names else f"{name}_{len(names)}"
+        names.add(name)
         drawn = draw_priors(r, name)
         figures += drawn
         if not drawn:
-            print(f"{r.folder}: model.safetensors is not there or has no prior, no priors are drawn")
+            print(f"{r.name}: model.safetensors is not there or has no prior, no priors are drawn")
     return figures
 
 
@@ -418,7 +429,9 @@ def parse_arguments():
                    help="of the passkey picture: accs = teacher forced (default), greedy = greedy decoding, "
                         "natural = prompt and answer tokenised as one text")
     p.add_argument("--passkey", metavar="KEY",
-                   help="which passkey results, such as \"('random', 20, 5, 0)\" (default: those that most runs have)")
+                   help="which passkey results, such as \"('random', 20, 5, 0)\", or the same with \" step 500 seed 7 keys all "
+                        "dtype float32\" for those of older weights or other settings (default: those that most runs "
+                        "have)")
     a = p.parse_args()
     a.only = a.only.split(",")
     unknown = [x for x in a.only if x not in PICTURES]
@@ -441,7 +454,7 @@ def main():
         if os.path.exists(r.path("results.json")):
             evaluated.append(r)
         elif a.only != ["loss"]:
-            print(f"{r.folder}: no results.json, so neither passkey, depth nor perplexity; make it with ./evaluate")
+            print(f"{r.name}: no results.json, so neither passkey, depth nor perplexity; make it with ./evaluate")
     key, measured = passkey_of(evaluated, a.passkey)
     if measured and "passkey" in a.only:
         figures += draw_passkey(key, measured, a.measure, described)
@@ -457,9 +470,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RunError as e:
-        sys.exit(f"error: {e}")
-    except OSError as e:
-        sys.exit(f"error: {e.filename or 'output'}: {e.strerror}")
+    run_script(main)

@@ -2,6 +2,7 @@
 
 import csv
 import fcntl
+import math
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from runs import Run, RunError, last_row, passkey_accuracy
+from runs import Run, RunError, last_row, passkey_accuracy, printable, run_script
 
 HELP = """usage: scripts/sweep.sh [--flag VALUE | --flag=VALUE]... [flags of train_gpt]
 Trains encodings x sizes. Skips runs that are finished, goes on with those that were interrupted, and ends with a
@@ -53,6 +54,7 @@ OURS = {"checkpoint", "checkpoint_args", "reset_steps", "position_encoding", "mo
 ALIASES = {"theta_beta_init": "thata_beta_init"}
 MULTIPLES = (1, 4, 16)  # of the training length, in the table
 POLL_SECONDS = 0.05
+MOST = 10000  # jobs at a time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -100,8 +102,16 @@ class Settings:
         self.jobs = self.number("jobs", values["jobs"] or str(max(1, len(self.gpus))), 1)
         cells = len(self.sizes) * len(self.encodings)
         self.cell = None if values["cell"] is None else self.number("cell", values["cell"], 0, cells - 1)
-        self.train = shlex.split(os.environ.get("TRAIN", "")) or [os.path.join(ROOT, "train_gpt")]
-        self.evaluate = shlex.split(os.environ.get("EVALUATE", "")) or [os.path.join(ROOT, "evaluate")]
+        self.train = self.words("TRAIN", os.environ.get("TRAIN", "")) or [os.path.join(ROOT, "train_gpt")]
+        self.evaluate = self.words("EVALUATE", os.environ.get("EVALUATE", "")) or [os.path.join(ROOT, "evaluate")]
+        self.eval_flags = self.words("--eval", self.eval or "")
+
+    @staticmethod
+    def words(name, text):
+        try:
+            return shlex.split(text)
+        except ValueError as e:
+            raise RunError(f"{name}: found '{text}', which does not split into words ({e}); close its quotes") from None
 
     @staticmethod
     def choose(name, values, known):
@@ -113,7 +123,7 @@ class Settings:
 
     @staticmethod
     def number(name, text, least, most=None):
-        if not text.isdigit() or int(text) < least or (most is not None and int(text) > most):
+        if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= (most if most is not None else MOST):
             raise RunError(f"--{name}: found '{text}', expected a number from {least}" +
                            ("" if most is None else f" to {most}"))
         return int(text)
@@ -186,7 +196,7 @@ class Cell:
         """After training: a damaged run folder, or one of other flags, is as good as none."""
         try:
             return self.is_finished(self.find())
-        except RunError:
+        except (RunError, OSError):
             return False
 
     def take(self):
@@ -212,21 +222,22 @@ class Cell:
                           self.encoding] + flags
 
     def evaluate_command(self):
-        return self.settings.evaluate + ["--log_dir", self.run.folder] + shlex.split(self.settings.eval)
+        return self.settings.evaluate + ["--log_dir", self.run.folder] + self.settings.eval_flags
 
     def start(self, command, place):
         """Runs a command in a session of its own, so that Ctrl-C reaches it only through stop()."""
         os.makedirs(os.path.dirname(self.log), exist_ok=True)
         with open(self.log, "ab") as out:
             self.log_start = out.tell()
-            out.write(f"$ {shlex.join(command)}\n".encode())
+            out.write(os.fsencode(f"$ {shlex.join(command)}\n"))
             out.flush()
             try:
                 self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                                 start_new_session=True, pass_fds=[self.lock.fileno()],
                                                 env={**os.environ, **place.environment}, preexec_fn=place.enter)
-            except OSError as e:
-                out.write(f"error: cannot run {command[0]}: {e.strerror}\n".encode())
+            except (OSError, subprocess.SubprocessError) as e:
+                reason = e.strerror if isinstance(e, OSError) else e
+                out.write(os.fsencode(f"error: cannot run {command[0]}: {reason}\n"))
                 self.process = None
 
     def output(self):
@@ -250,7 +261,7 @@ class Cell:
     def fail(self, status):
         lines = [line.strip() for line in self.output().splitlines()[1:] if line.strip()]
         errors = [line for line in lines if line.startswith("error:")]
-        reason = (errors or lines or ["no output"])[-1]
+        reason = printable((errors or lines or ["no output"])[-1])
         if status == 0:
             reason += f" (it ended well, but {self.folder} has no finished run of these flags)"
         self.error = f"killed by signal {-status}: {reason}" if status < 0 else reason
@@ -295,7 +306,7 @@ class Sweep:
             self.cells = [self.cells[settings.cell]]
         self.places = [Place(i, settings) for i in range(settings.jobs)]
         self.signals, self.stopped_by, self.told = 0, 0, 0
-        self.live = sys.stdout.isatty()
+        self.live = bool(sys.stdout) and sys.stdout.isatty()
 
     def say(self, text):
         print(("\r\033[K" if self.live else "") + text, flush=True)
@@ -306,14 +317,15 @@ class Sweep:
 
     def begin(self, cell, place):
         """Starts what a waiting cell needs; a cell that needs nothing is done at once."""
-        if not cell.take():
-            cell.state = "elsewhere"
-            self.say(f"{cell.name}: another sweep is at it, skipped")
-            return
         try:
+            if not cell.take():
+                cell.state = "elsewhere"
+                self.say(f"{cell.name}: another sweep is at it, skipped")
+                return
             progress = cell.find()
-        except RunError as e:
-            cell.state, cell.error = "failed", f"error: {e}"
+        except (RunError, OSError) as e:
+            reason = f"{e.filename}: {e.strerror}" if isinstance(e, OSError) else str(e)
+            cell.state, cell.error = "failed", f"error: {printable(reason)}"
             self.say(f"{cell.name}: {cell.error}")
             return
         place.cell = cell
@@ -417,7 +429,7 @@ class Sweep:
                 continue
             cell.note_run()
             row = last_row(cell.run.path("train.log")) if cell.run else None
-            if row:
+            if row and math.isfinite(row["exec_time"]):
                 parts.append(f"{cell.name} {int(row['step']) + 1}/{cell.run.iterations} loss {row['loss']:.3f}")
                 seconds[cell.size] = row["exec_time"]
                 left[cell] = max(0, cell.run.iterations - row["step"] - 1) * row["exec_time"]
@@ -443,10 +455,10 @@ COLUMNS = ("encoding", "size", "run", "state", "steps", "num_iterations", "train
 
 
 def passkey_columns(run):
-    passkey = run.results().get("passkey") or {}
+    passkey = run.passkey()
     if not passkey:
         return {}
-    key = max(passkey, key=lambda k: ("equidistant" in k, len(passkey[k].get("seq_lens", []))))
+    key = max(passkey, key=lambda k: ("equidistant" in k, len(passkey[k]["seq_lens"])))
     return {f"passkey_{m}x": passkey_accuracy(passkey[key], m * run.train_length) for m in MULTIPLES}
 
 
@@ -457,8 +469,9 @@ def summarise(cell):
         run, train, val = cell.run, cell.run.train_log(), cell.run.eval_log()
         row.update(run=run.folder, num_iterations=run.iterations, steps=len(train) and int(train[-1]["step"]) + 1)
         if train:
+            speeds = [r["tok/sec"] for r in train if math.isfinite(r["tok/sec"])]
             row.update(train_loss=train[-1]["loss"],
-                       tokens_per_second=round(statistics.median(r["tok/sec"] for r in train)))
+                       tokens_per_second=round(statistics.median(speeds)) if speeds else None)
         if val:
             row.update(val_loss=val[-1]["loss"], best_val_loss=min(r["loss"] for r in val))
         row.update(passkey_columns(run))
@@ -493,7 +506,7 @@ def print_summary(sweep, with_csv):
         try:
             rows.append(summarise(cell))
         except RunError as e:
-            cell.run, cell.state, cell.error = None, "failed", f"error: {e}"
+            cell.run, cell.state, cell.error = None, "failed", f"error: {printable(str(e))}"
             rows.append(summarise(cell))
     print(f"\n{'':<35} {'loss':>6} {'loss':>6} {'best':>6} {'':>6} {'passkey at':>14}")
     print(f"{'encoding':<16} {'size':>4} {'steps':>13} {'train':>6} {'val':>6} {'val':>6} {'tok/s':>6} " +
@@ -503,12 +516,12 @@ def print_summary(sweep, with_csv):
         return
     path = os.path.join(sweep.settings.log_dir, "sweep", "summary.csv")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path + ".tmp", "w", encoding="utf-8", newline="") as f:
+    with open(path + ".tmp", "w", encoding="utf-8", errors="surrogateescape", newline="") as f:
         writer = csv.DictWriter(f, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     os.replace(path + ".tmp", path)
-    print(f"wrote {path}")
+    print(f"wrote {printable(path)}")
 
 
 def finish(sweep, argv):
@@ -552,9 +565,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except RunError as e:
-        sys.exit(f"error: {e}")
-    except OSError as e:
-        sys.exit(f"error: {e.filename or 'output'}: {e.strerror}")
+    run_script(lambda: main(sys.argv[1:]))

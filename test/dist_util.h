@@ -53,12 +53,12 @@ static inline void on_hang(int number) {
     alarm(5);
 }
 
-// Starts a command that may wait for ever: after a minute and a half it is ended, a status that no test expects.
+// Starts a command that may wait for ever: after four minutes it is ended, a status that no test expects.
 static inline Run start_ranks(const char* command) {
     Run r = start_command(command);
     watched = r.pid;
     signal(SIGALRM, on_hang);
-    alarm(90);
+    alarm(240);
     return r;
 }
 

@@ -88,4 +88,50 @@ static inline cJSON* results_of(const char* run) {
     return json;
 }
 
+// ----------------------------------------------------------------------------
+// one run for all tests of a program
+
+#define ARTICLES_FLAGS " --perplexity --perplexity_dataset articles --perplexity_seq_len 64 --perplexity_window_size 16"
+
+static char run_folder[160];
+
+static inline int make_tiny_run(void** state) {
+    (void)state;
+    scratch_create();
+    make_documents("articles", article_lengths, ARTICLES);
+    size_t lengths[200];
+    for (size_t i = 0; i < 200; i++) { lengths[i] = 20 + i % 50; }
+    make_documents("letters", lengths, 200);
+    train_tiny_quietly("logs",
+                       "--dataset letters --position_encoding bam_ssmax --tokens_per_step 64 --num_iterations 30");
+    char* folder = run_file("logs", "bam_ssmax", "");
+    snprintf(run_folder, sizeof run_folder, "%s", folder);
+    free(folder);
+    return 0;
+}
+
+static inline void remove_results(void) {
+    char* path = text("%s/results.json", run_folder);
+    unlink(path);
+    free(path);
+}
+
+// SCRATCH/NAME, a copy of the run without results; release with free().
+static inline char* copy_run(const char* name) {
+    char *copy = text("%s/%s", scratch, name), *results = text("%s/results.json", copy);
+    copy_tree(run_folder, copy);
+    unlink(results);
+    free(results);
+    return copy;
+}
+
+static inline void expect_refusal(const char* run, const char* flags, const char* words) {
+    char* all = evaluate_flags(run, flags);
+    Run r = run_evaluate(all);
+    assert_refused(&r, words);
+    assert_null(strstr(r.out, "memory "));  // before any work
+    run_free(&r);
+    free(all);
+}
+
 #endif

@@ -13,10 +13,10 @@ values. Under nvcc there are as many ranks as devices.
 
 enum { RANKS = 4, IDS = 3 };
 
-// What the ranks of a case share: ids, made by rank 0.
+// What the ranks of a case share: ids, made by rank 0, and whether a rank has given up waiting for another.
 typedef struct {
     ncclUniqueId ids[IDS];
-    int ids_made;
+    int ids_made, gave_up;
 } Meeting;
 
 static Meeting* meeting;  // made by run_nccl_tests
@@ -38,7 +38,7 @@ static int rank, ranks;   // of this process
 
 static void run_rank(void (*f)(void)) {
     signal(SIGSEGV, SIG_DFL);  // cmocka would catch it
-    alarm(120);
+    alarm(300);
     cuda_ok(cudaSetDevice(rank));
     if (rank == 0) {
         for (int i = 0; i < IDS; i++) { nccl_ok(ncclGetUniqueId(&meeting->ids[i])); }

@@ -69,6 +69,19 @@ run_emulated() {
     done
 }
 
+# Random inputs, for a minute in all.
+fuzz() {
+    if ! test/fuzz/run.sh --can; then
+        echo "the fuzz targets are LEFT OUT, not counted: no clang with libFuzzer (clang, libclang-rt-dev)"
+        return
+    fi
+    export BUILD
+    targets=$(make -s fuzz-targets)
+    for target in $targets; do
+        FUZZ_SECONDS=$((60 / $(echo $targets | wc -w))) check "fuzz $target" test/fuzz/run.sh "$target"
+    done
+}
+
 cuda_names=""
 if [ $# -gt 0 ]; then
     names=""
@@ -110,6 +123,8 @@ if [ "$emulator" = yes ]; then
 else
     echo "the tests of the CUDA code are LEFT OUT, not counted: no CUDA headers (set CUDA_HOME), x86-64 or g++"
 fi
+
+[ $# -gt 0 ] || fuzz
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -199,6 +199,55 @@ static void test_nan_is_seen(void** state) {
     }
 }
 
+// What is not finite in one row of the weight, that of the target or another, in whichever tile or lane, makes losses
+// and gradients NaN; a logit of -infinity alone has probability 0.
+static void test_not_finite_weights(void** state) {
+    (void)state;
+    enum { V = 4500, TARGET = 100 };
+    static const size_t columns[] = {0, 1, TARGET, 101, 1023, 1024, 4095, 4499};
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (size_t p = 0; p < precision_count(); p++) {
+        cpu_precision = precisions[p];
+        Case c = case_create((Shape){2, 8, V, 4608}, 1);
+        memset(c.inp, 0, 2 * c.s.C * sizeof(float));
+        c.inp[0] = 1, c.inp[c.s.C] = 2;
+        c.targets[0] = c.targets[1] = TARGET;
+        memset(c.weight, 0, V * c.s.C * sizeof(float));
+        for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+            for (size_t kind = 0; kind < 3; kind++) {
+                c.weight[columns[i] * c.s.C] = bad[kind];
+                run(&c, false);
+                bool harmless = kind == 2 && columns[i] != TARGET;  // exp(-infinity) is 0
+                for (size_t n = 0; n < 2; n++) {
+                    assert_true(harmless ? fabs(c.losses[n] - log(V - 1.0)) < 1e-5 : !isfinite(c.losses[n]));
+                }
+                run(&c, true);
+                assert_true(!isfinite(c.dinp[0]) && !isfinite(c.dinp[c.s.C]));  // 0 times infinity, too
+                c.weight[columns[i] * c.s.C] = 0;
+            }
+        }
+        case_free(&c);
+    }
+}
+
+// Whole tiles of -infinity, the first one too, are as if they were not there.
+static void test_tiles_of_minus_infinity(void** state) {
+    (void)state;
+    enum { V = 4500, LAST = 7 };
+    for (size_t p = 0; p < precision_count(); p++) {
+        cpu_precision = precisions[p];
+        Case c = case_create((Shape){1, 8, V, 4608}, 1);
+        memset(c.inp, 0, c.s.C * sizeof(float));
+        c.inp[0] = 1;
+        c.targets[0] = V - 1;
+        memset(c.weight, 0, V * c.s.C * sizeof(float));
+        for (size_t v = 0; v < V - LAST; v++) { c.weight[v * c.s.C] = -INFINITY; }
+        run(&c, false);
+        assert_error_below(fabs(c.losses[0] - log(LAST)), 1e-6);
+        case_free(&c);
+    }
+}
+
 static void test_array_sum(void** state) {
     (void)state;
     enum { COUNT = 100003 };
@@ -233,9 +282,11 @@ static void test_more_than_2_31_logits(void** state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_float64),   cmocka_unit_test(test_losses_only),
-                                       cmocka_unit_test(test_repeats_are_equal), cmocka_unit_test(test_uniform),
-                                       cmocka_unit_test(test_extreme_logits),    cmocka_unit_test(test_nan_is_seen),
-                                       cmocka_unit_test(test_array_sum),        cmocka_unit_test(test_more_than_2_31_logits)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_against_float64),    cmocka_unit_test(test_losses_only),
+        cmocka_unit_test(test_repeats_are_equal),  cmocka_unit_test(test_uniform),
+        cmocka_unit_test(test_extreme_logits),     cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_not_finite_weights), cmocka_unit_test(test_tiles_of_minus_infinity),
+        cmocka_unit_test(test_array_sum),          cmocka_unit_test(test_more_than_2_31_logits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

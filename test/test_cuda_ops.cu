@@ -465,6 +465,46 @@ static void test_cross_entropy_extremes(void** state) {
     device_free(d_x), device_free(d_w), device_free(d_loss), device_free(d_targets), device_free(workspace);
 }
 
+// What is not finite in one row of the weight, that of the target or another, or in an input, makes the losses and
+// gradients that depend on it NaN, and no others, whichever thread meets it; a logit of -infinity alone has
+// probability 0.
+static void test_cross_entropy_not_finite(void** state) {
+    (void)state;
+    enum { N = 2, C = 8, V = 4100, TARGET = 100 };
+    static const size_t columns[] = {0, 1, 5, TARGET, 101, 2047, 4095, 4096, 4099};  // the last four are no vector's
+    const int targets[N] = {TARGET, TARGET};
+    int* d_targets = device_ints(targets, N);
+    void* workspace = device_malloc(cross_entropy_workspace(N, C, V));
+    float *w = (float*)xcalloc(V * C, sizeof(float)), *dw = (float*)xcalloc(V * C, sizeof(float));
+    floatX *d_w = device_copy<floatX>(w, V * C), *d_dx = device_copy<floatX>(w, N * C);
+    float *d_dw = device_copy<float>(dw, V * C), *d_loss = device_copy<float>(w, N);
+    for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+        for (int kind = 0; kind < 4; kind++) {
+            const float bad[] = {NAN, INFINITY, -INFINITY, NAN};
+            float x[N * C] = {0}, losses[N], dx[N * C];
+            x[0] = 1.0f, x[C] = 2.0f;
+            w[columns[i] * C] = kind < 3 ? bad[kind] : 0.0f;
+            if (kind == 3) { x[C + 3] = NAN; }
+            floatX* d_x = device_copy<floatX>(x, N * C);
+            upload(d_w, w, V * C), upload(d_dw, dw, V * C);
+            cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, workspace, N, C, V);
+            copy_to_host(losses, d_loss, sizeof losses);
+            const bool harmless = kind == 2 && columns[i] != TARGET;  // exp(-infinity) is 0
+            assert_true(harmless ? fabsf(losses[0] - logf(V - 1)) < 1e-4f : kind == 3 || !isfinite(losses[0]));
+            assert_true(harmless ? losses[1] == losses[0] : !isfinite(losses[1]));
+            if (kind == 3) { assert_true(isfinite(losses[0])); }
+            cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, 1.0f, workspace, N, C, V);
+            copy_floats_to_host(dx, d_dx, N * C);
+            assert_true(!isfinite(dx[C]) && (kind == 3) == (isfinite(dx[0]) != 0));
+            w[columns[i] * C] = 0.0f;
+            device_free(d_x);
+        }
+    }
+    device_free(d_w), device_free(d_dx), device_free(d_dw), device_free(d_loss), device_free(d_targets);
+    device_free(workspace);
+    free(w), free(dw);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rmsnorm),
@@ -478,6 +518,7 @@ int main(void) {
         cmocka_unit_test(test_bias_table),
         cmocka_unit_test(test_cross_entropy),
         cmocka_unit_test(test_cross_entropy_extremes),
+        cmocka_unit_test(test_cross_entropy_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

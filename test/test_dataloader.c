@@ -1,25 +1,7 @@
 /*
 The data loader: every token once an epoch, ranks that partition a step, exact restore, refusals.
 */
-#include "shard_util.h"
-
-#include "../llmc/dataloader.h"
-
-static DataLoaderConfig config_of(const Folder* f, size_t B, size_t T) {
-    return (DataLoaderConfig){.folder = f->path, .B = B, .T = T, .world = 1, .accumulation = 1};
-}
-
-// On the heap, so that a loader survives a failed test that leaves its thread running.
-static DataLoader* loader_open(const DataLoaderConfig* config) {
-    DataLoader* dl = xcalloc(1, sizeof(DataLoader));
-    dataloader_open(dl, config);
-    return dl;
-}
-
-static void loader_close(DataLoader* dl) {
-    dataloader_close(dl);
-    free(dl);
-}
+#include "loader_util.h"
 
 static void assert_batch_at(const DataLoader* dl, size_t position, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -374,16 +356,6 @@ static void test_vocabulary(void** state) {
 // ----------------------------------------------------------------------------
 // refusals
 
-static void open_loader(void* config) {
-    DataLoader dl;
-    dataloader_open(&dl, (const DataLoaderConfig*)config);
-}
-
-static void expect_refused(DataLoaderConfig config, const char* a, const char* b, const char* c) {
-    const char* const words[] = {a, b, c, NULL};
-    expect_fatal(open_loader, &config, words);
-}
-
 static void test_refuses_bad_folders(void** state) {
     (void)state;
     Folder f;
@@ -396,7 +368,10 @@ static void test_refuses_bad_folders(void** state) {
     expect_refused(config, config.folder, "Not a directory", "dataset/prepare");
     char* path = text("%s/folder.bin", f.path);
     make_directories(path);
-    expect_refused(config_of(&f, 1, 4), "folder.bin", "not a file", "expected");
+    expect_refused(config_of(&f, 1, 4), "folder.bin", "not a file", "move it elsewhere");
+    assert_int_equal(rmdir(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    expect_refused(config_of(&f, 1, 4), "folder.bin", "not a file", "move it elsewhere");
     free(path);
     folder_close(&f);
 }
@@ -414,7 +389,8 @@ static void test_refuses_damaged_shards(void** state) {
         {11024, 2, -1, "11024 bytes", "4294967295 tokens"},
         {11024, 3, -1, "vocabulary of 4294967295", "2147483647"},
         {11024, 4, 60001, "BOS 60000", "60000"},
-        {11024, 5, -5, "EOS -6", "60000"},
+        {11024, 4, INT32_MIN, "BOS -2147483649", "-1 for none"},
+        {11024, 5, -5, "EOS -6", "-1 for none"},
         {0, -1, 0, "0 bytes", "1024-byte header"},
         {3, -1, 0, "3 bytes", "1024-byte header"},
         {1023, -1, 0, "1023 bytes", "1024-byte header"},

@@ -155,7 +155,7 @@ static void test_killed_rank(void** state) {
         double started = wall_seconds();
         kill(job.rank[victim].pid, SIGKILL);
         finish_job(&job);
-        assert_error_below(wall_seconds() - started, 8);  // 3 on cores of their own
+        assert_error_below(wall_seconds() - started, 60);  // 3 on cores of their own
         for (size_t i = 0; i < 3; i++) {
             if (i == victim) { continue; }
             char* words = text("rank %zu of 3", victim);
@@ -210,7 +210,7 @@ static void test_missing_rank(void** state) {
 static void wait_for_port(int port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    for (double started = wall_seconds(); wall_seconds() - started < 30; usleep(50000)) {
+    for (double started = wall_seconds(); wall_seconds() - started < 120; usleep(50000)) {
         int s = socket(AF_INET, SOCK_STREAM, 0);
         bool open = connect(s, (struct sockaddr*)&address, sizeof address) == 0;
         close(s);
@@ -265,6 +265,25 @@ static void test_slurm_variables(void** state) {
     free(flags);
 }
 
+// A number beyond the host's GPUs is not a rank too many.
+static void test_local_rank_beyond_the_gpus(void** state) {
+    (void)state;
+    char* flags = dist_flags("beyond", EMU_MODEL);
+    Run r[2];
+    int port = next_port();
+    for (size_t i = 0; i < 2; i++) {
+        char* command =
+            text("env RANK=%zu WORLD_SIZE=2 LOCAL_RANK=%zu MASTER_PORT=%d %s %s", i, 7 * i, port, FP32, flags);
+        r[i] = start_ranks(command);
+        free(command);
+    }
+    for (size_t i = 0; i < 2; i++) { finish_ranks(&r[i]); }
+    assert_error_once(&r[1], "local rank 7|3 GPUs|0 to 2");
+    assert_true(exited_with(&r[0], 1) && exited_with(&r[1], 1));
+    for (size_t i = 0; i < 2; i++) { run_free(&r[i]); }
+    free(flags);
+}
+
 // Every rank that the environment names can be asked for help.
 static void test_help(void** state) {
     (void)state;
@@ -307,8 +326,7 @@ static void test_refusals(void** state) {
     run_free(&r);
     setenv("EMU_DEVICES", "1", 1);  // as where a launcher shows each rank a GPU of its own, but here it is the same
     r = run_mpi(FP32, 2, flags);
-    assert_error_once(&r, "NCCL");
-    assert_non_null(strstr(r.err, "uses device 0 as well"));
+    assert_error_once(&r, "ranks 0 and 1 are on the same GPU|one rank for each GPU|CUDA_VISIBLE_DEVICES");
     run_free(&r);
     setenv("EMU_DEVICES", "3", 1);
     free(flags), free(one), free(four);
@@ -329,6 +347,7 @@ int main(void) {
         cmocka_unit_test(test_missing_rank),
         cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_slurm_variables),
+        cmocka_unit_test(test_local_rank_beyond_the_gpus),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_refusals),
     };

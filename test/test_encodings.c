@@ -345,8 +345,8 @@ static void test_settings(void** state) {
     for (size_t i = 0; i < 6; i++) { assert_true(losses[0][i] != losses[1][i]); }
     check_resume(geometric);
     evaluate_quietly(geometric, "--passkey_seq_lens 300 --passkey_sample_size 2");
-    assert_resume_refused(published, "--alibi_slopes geometric", "alibi_slopes = none|geometric");
-    assert_resume_refused(geometric, "--alibi_slopes published", "alibi_slopes = \"geometric\"|none");
+    assert_resume_refused(published, "--alibi_slopes geometric", "alibi_slopes = \"published\"|geometric");
+    assert_resume_refused(geometric, "--alibi_slopes published", "alibi_slopes = \"geometric\"|published");
     assert_resume_refused(sandwich, "--sandwich_dim 32", "sandwich_dim = 16|32");
     free(published), free(geometric), free(sandwich), free(geometric_flags);
 }

@@ -1,10 +1,10 @@
 /*
 The program evaluate on a run of the real train_gpt: results.json, going on after an interruption, scores of every
-token, what it refuses.
+token, several evaluations at once, weights that change. What it refuses is in test_evaluate_refuses.c.
 */
 #include "evaluate_util.h"
 
-static char run_folder[160];  // of the tiny run that all tests of the program use
+#include "../llmc/results.h"
 
 // ----------------------------------------------------------------------------
 // the program
@@ -23,10 +23,14 @@ static void assert_array(const cJSON* entry, const char* name, const char* want)
     cJSON_free(got);
 }
 
-static void remove_results(void) {
-    char* path = text("%s/results.json", run_folder);
-    unlink(path);
-    free(path);
+// Path of the one file of a folder whose name begins like this; release with free().
+static char* file_like(const char* folder, const char* beginning) {
+    char *list = list_folder(folder), *name = strstr(list, beginning);
+    assert_non_null(name);
+    name[strcspn(name, " ")] = '\0';
+    char* path = text("%s/%s", folder, name);
+    free(list);
+    return path;
 }
 
 // Lengths 0, 1 and below the template's are its minimum, run once; a model of letters knows no digits.
@@ -142,6 +146,48 @@ static double check_scores(const char* path, const size_t* lengths, size_t docum
     return sum;
 }
 
+// A text is scored as the shard that dataset/prepare writes of it: the same documents, the same tokens.
+static void test_program_score_reads_as_prepare(void** state) {
+    (void)state;
+    static const struct {
+        const char *name, *content, *flags;
+    } texts[] = {
+        {"mark.txt", "\xEF\xBB\xBFone\n\ntwo\n", ""},
+        {"crlf.txt", "one\r\nmore\r\n\r\ntwo\r\n", ""},
+        {"cr.txt", "one\rmore\r\rtwo\r", ""},
+        {"separator.txt", "a<end><end>\nb\n\nc<end>", "--separator '<end>'"},
+        {"lines.txt", "a\r\nb\r\n", "--separator '\\n'"},
+        {"empty.jsonl", "{\"text\":\"\"}\n{\"text\":\"a\"}\n\n{\"text\":\"\"}\n{\"text\":\"b\\r\\nc\"}", ""},
+        {"field.json", "{\"body\":\"a\"}\n", "--format jsonl --text_field body"},
+        {"stream.jsonl",
+         "{\"bamc_stream\":\"begins\"}\n{\"text\":\"a\"}\n{\"bamc_stream\":\"ends after 1 documents\"}\n", ""},
+    };
+    char* data = text("%s/texts", scratch);
+    make_directories(data);
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char *path = text("%s/%s", data, texts[i].name), *of[2];
+        write_text_atomically(path, texts[i].content);
+        char* prepare = text("dataset/prepare %s %s --tokenizer bytes --out %s/shards --overwrite >/dev/null 2>&1",
+                             path, texts[i].flags, data);
+        assert_int_equal(system(prepare), 0);
+        char* unquoted = text("%s", texts[i].flags);
+        for (char* in = unquoted, *out = unquoted; (*out = *in) != '\0'; in++) { out += *in != '\''; }
+        for (int shard = 0; shard < 2; shard++) {
+            char* flags = shard ? text("--score %s/shards/shards_000000.bin --out %s/csv", data, data)
+                                : text("--score %s --out %s/csv %s", path, data, unquoted);
+            char* csv = text("%s/csv", data);
+            evaluate_quietly(run_folder, flags);
+            of[shard] = read_text(csv, NULL);
+            free(flags);
+            free(csv);
+        }
+        assert_string_equal(of[0], of[1]);
+        char* all[] = {path, prepare, unquoted, of[0], of[1]};
+        for (size_t k = 0; k < 5; k++) { free(all[k]); }
+    }
+    free(data);
+}
+
 // Scores of a shard in chunks of any size, of the same documents as text, and the perplexity over the same tokens.
 static void test_program_score(void** state) {
     (void)state;
@@ -236,12 +282,12 @@ static void test_program_partial_perplexity(void** state) {
     char *slow = text("%s--seq_batch_size 1", flags), *all = evaluate_flags(run_folder, slow);
     Run r = start_evaluate(all);
     assert_true(read_until(&r, "articles 1500"));
-    usleep(300000);
+    wait_for_work(r.pid, 0.3);
     kill(r.pid, SIGINT);
     finish_train(&r);
     assert_true(exited_with(&r, 128 + SIGINT));
     run_free(&r);
-    char* partial = text("%s/perplexity.partial.json", run_folder);
+    char* partial = file_like(run_folder, "perplexity.partial.");
     cJSON* json = read_json(partial);
     cJSON* losses = cJSON_GetObjectItem(json, "losses");
     int done = cJSON_GetArraySize(losses);
@@ -263,16 +309,22 @@ static void test_program_partial_perplexity(void** state) {
                                "--passkey_sample_size 0 --perplexity --perplexity_dataset many "
                                "--perplexity_seq_len 64 --perplexity_window_size 32");
     assert_null(strstr(other, "goes on"));
+    assert_int_equal(unlink(partial), 0);  // another configuration leaves it alone
     char* texts[] = {slow, all, partial, kept, words, out, other};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) { free(texts[i]); }
 }
 
-// Other weights: what was measured before is measured again.
+static size_t others_of(const cJSON* results, const char* section) {
+    return (size_t)cJSON_GetArraySize(cJSON_GetObjectItem(results, section));
+}
+
+// Other weights are measured anew, and take the place that the published programs know; nothing is lost.
 static void test_program_other_weights(void** state) {
     (void)state;
-    char* run = text("%s/other", scratch);
-    copy_tree(run_folder, run);
-    static const char flags[] = "--passkey_seq_lens 0 --passkey_sample_size 2";
+    char* run = copy_run("other");
+    static const char flags[] =
+        "--passkey_seq_lens 0 --passkey_sample_size 2 --perplexity --perplexity_dataset articles --perplexity_seq_len "
+        "64 --perplexity_window_size 16";
     evaluate_quietly(run, flags);
     char* resumed = text("--checkpoint %s --checkpoint_args --num_iterations 40", run);
     Run r = run_train(resumed);
@@ -281,85 +333,132 @@ static void test_program_other_weights(void** state) {
     char* out = evaluate_run(run, flags);
     assert_non_null(strstr(out, "other weights or settings"));
     assert_null(strstr(out, "as stored"));
+    cJSON* results = results_of(run);
+    const cJSON* new_of = results_of_entry(entry_of(results, "('equidistant', 2, 5, 0)"));
+    assert_string_equal(cJSON_GetObjectItem(new_of, "step")->valuestring, "40");
+    assert_int_equal(others_of(results, "passkey_others"), 1);
+    assert_int_equal(others_of(results, "perplexity_others"), 1);
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(results, "perplexity")), 1);
+    cJSON_Delete(results);
     free(out);
     free(run);
     free(resumed);
 }
 
-static void test_program_refuses(void** state) {
+// Seeds, keys and articles: every configuration keeps what was measured of it, and is not measured again.
+static void test_program_configurations(void** state) {
     (void)state;
-    ShardInfo foreign = bytes_info, wide = bytes_info;
-    uint32_t tokens[] = {BYTES_BOS, 'a', 'b', BYTES_EOS};
-    foreign.tokenizer_hash = 77, wide.vocab_size = 300;
-    make_shard("foreign", &foreign, tokens, 4);
-    make_shard("wide", &wide, tokens, 4);
-    char* damaged = text("%s/damaged", scratch);
-    copy_tree(run_folder, damaged);
-    char *args = text("%s/args.json", damaged), *words = text("%s/empty.txt", scratch);
-    write_text_atomically(args, "{\"args\": {\"position_encoding\"");
-    write_text_atomically(words, "\n\n");
-    char* unsaved = text("%s/unsaved", scratch);
-    copy_tree(run_folder, unsaved);
-    char* weights = text("%s/model.safetensors", unsaved);
-    unlink(weights);
-    const struct {
-        const char *run, *flags, *words;
-    } cases[] = {
-        {"/nonexistent", "", "/nonexistent|no args.json|--log_dir"},
-        {damaged, "", "args.json|line 1|JSON"},
-        {unsaved, "", "model.safetensors|not found"},
-        {run_folder, "--tokenizer /nonexistent.model", "/nonexistent.model"},
-        {run_folder, "--passkey_sampling middle", "middle|equidistant"},
-        {run_folder, "--passkey_pred_digits 12 --passkey_prefix_digits 9", "18"},
-        {run_folder, "--passkey_seq_lens 5,x", "passkey_seq_lens|x"},
-        {run_folder, "--passkey_seq_lens 1000000000", "999999995|free"},
-        {run_folder, "--passkey_sample_size 0", "nothing to do"},
-        {run_folder, "--passkey_keys held_out --passkey_pred_digits 1", "held_out"},
-        {run_folder, "--score x.txt", "--out"},
-        {run_folder, "--out x.csv", "--score"},
-        {run_folder, "--score /nonexistent.txt --out x.csv", "/nonexistent.txt"},
-        {run_folder, "--score /nonexistent.bin --out x.csv", "/nonexistent.bin"},
-        {run_folder, "--perplexity --perplexity_dataset none", "data/none"},
-        {run_folder, "--perplexity --perplexity_dataset foreign", "hash|foreign"},
-        {run_folder, "--perplexity --perplexity_dataset wide", "vocabulary of 300|258"},
-        {run_folder, "--perplexity --perplexity_seq_len 100 --perplexity_window_size 30", "multiple|90"},
-        {run_folder, "--perplexity --perplexity_dataset articles --perplexity_seq_len 1024", "7 documents|1025|199"},
-        {run_folder, "--perplexity --perplexity_dataset articles --perplexity_seq_len 1024 --perplexity_join",
-         "--perplexity_ntokens|1025"},
-        {run_folder, "--dtype float16", "float16"},
-        {run_folder, "--dump /nonexistent/dump.txt --passkey_seq_lens 0 --passkey_sample_size 1 --force", "dump.txt"},
-    };
+    static const char* const flags[] = {"--passkey_seq_lens 0,400" ARTICLES_FLAGS, "--passkey_seq_lens 0 --seed 7",
+                                        "--passkey_seq_lens 400 --passkey_keys held_out",
+                                        "--passkey_sample_size 0 --perplexity_wiki_articles 2" ARTICLES_FLAGS};
+    enum { CONFIGURATIONS = sizeof flags / sizeof *flags };
     remove_results();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char* flags = evaluate_flags(cases[i].run, cases[i].flags);
-        Run r = run_evaluate(flags);
-        assert_refused(&r, cases[i].words);
+    for (size_t round = 0; round < 2; round++) {
+        for (size_t i = 0; i < CONFIGURATIONS; i++) {
+            char* all = text("--passkey_sample_size 2 %s", flags[i]);
+            char* out = evaluate_run(run_folder, all);
+            assert_true((strstr(out, "nothing left to do") != NULL) == (round == 1));
+            free(all);
+            free(out);
+        }
+    }
+    cJSON* results = results_of(run_folder);
+    assert_array(entry_of(results, "('equidistant', 2, 5, 0)"), "seq_lens", "[243,332]");
+    assert_int_equal(others_of(results, "passkey_others"), 2);
+    assert_int_equal(others_of(results, "perplexity_others"), 1);
+    const cJSON* perplexity = cJSON_GetObjectItem(results, "perplexity")->child;
+    assert_string_equal(cJSON_GetObjectItem(perplexity, "dataset_dir")->valuestring, "data/articles");
+    assert_int_equal(cJSON_GetObjectItem(perplexity, "articles")->valueint, 4);
+    cJSON_Delete(results);
+}
+
+// Evaluations of one run at the same time: all lengths of all seeds, both perplexities.
+static void test_program_parallel(void** state) {
+    (void)state;
+    static const char* const flags[] = {
+        "--passkey_seq_lens 0,332,421", "--passkey_seq_lens 510,600,690", "--passkey_seq_lens 0,332,421 --seed 7",
+        "--passkey_sample_size 0" ARTICLES_FLAGS, "--passkey_sample_size 0 --perplexity_join" ARTICLES_FLAGS};
+    enum { PROGRAMS = sizeof flags / sizeof *flags };
+    Run runs[PROGRAMS];
+    remove_results();
+    for (size_t i = 0; i < PROGRAMS; i++) {
+        char *more = text("--passkey_sample_size 2 %s", flags[i]), *all = evaluate_flags(run_folder, more);
+        runs[i] = start_evaluate(all);
+        free(more);
+        free(all);
+    }
+    for (size_t i = 0; i < PROGRAMS; i++) {
+        finish_train(&runs[i]);
+        assert_true(exited_with(&runs[i], 0));
+        run_free(&runs[i]);
+    }
+    cJSON* results = results_of(run_folder);
+    int lengths = 0;
+    const cJSON* entry;
+    lengths = cJSON_GetArraySize(cJSON_GetObjectItem(entry_of(results, "('equidistant', 2, 5, 0)"), "seq_lens"));
+    cJSON_ArrayForEach(entry, cJSON_GetObjectItem(results, "passkey_others")) {
+        lengths += cJSON_GetArraySize(cJSON_GetObjectItem(entry, "seq_lens"));
+    }
+    assert_int_equal(lengths, 9);
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(results, "perplexity")), 2);
+    cJSON_Delete(results);
+}
+
+// Weights that a training saves after evaluate has begun change neither what it measures nor the step that it names.
+static void test_program_opens_once(void** state) {
+    (void)state;
+    char *run = copy_run("once"), *pipe_path = text("%s/text.txt", scratch), *csv = text("%s/once.csv", scratch);
+    char *weights = text("%s/model.safetensors", run), *newer = text("%s/newer.safetensors", scratch);
+    static const char content[] = "abcdefghijklmnopqrstuvwxyz";
+    write_text_atomically(pipe_path, content);
+    char* flags = text("--score %s --out %s", pipe_path, csv);
+    char* before = evaluate_run(run, flags);
+    unlink(pipe_path);
+    char* resumed = text("--checkpoint %s --checkpoint_args --num_iterations 31", run);
+    char* original = text("%s.old", weights);
+    assert_int_equal(rename(weights, original), 0);
+    Run r = run_train(resumed);
+    assert_true(exited_with(&r, 0));
+    run_free(&r);
+    assert_int_equal(rename(weights, newer), 0);
+    assert_int_equal(rename(original, weights), 0);
+    // it has opened the run when it opens the text
+    assert_int_equal(mkfifo(pipe_path, 0666), 0);
+    char* all = evaluate_flags(run, flags);
+    r = start_evaluate(all);
+    FILE* f = fopen(pipe_path, "w");
+    assert_int_equal(rename(newer, weights), 0);
+    fputs(content, f);
+    fclose(f);
+    finish_train(&r);
+    assert_true(exited_with(&r, 0));
+    assert_non_null(strstr(r.out, "step 30\n"));
+    assert_string_equal(strstr(r.out, "\nscored "), strstr(before, "\nscored "));
+    run_free(&r);
+    char* after = evaluate_run(run, "--passkey_seq_lens 0 --passkey_sample_size 1");
+    assert_non_null(strstr(after, "step 31\n"));
+    char* texts[] = {run, pipe_path, csv, weights, newer, flags, before, resumed, original, all, after};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) { free(texts[i]); }
+}
+
+// SIGHUP stops as SIGTERM does, unless it was ignored at the start, as under nohup.
+static void test_program_hangup(void** state) {
+    (void)state;
+    for (size_t ignored = 0; ignored < 2; ignored++) {
+        remove_results();
+        signal(SIGHUP, ignored ? SIG_IGN : SIG_DFL);
+        char* flags = evaluate_flags(
+            run_folder, ignored ? "--passkey_seq_lens 0,900 --passkey_sample_size 2" : "--passkey_seq_lens 0,200000");
+        Run r = start_evaluate(flags);
+        assert_true(read_until(&r, "passkey     243 tokens"));
+        kill(r.pid, SIGHUP);
+        finish_train(&r);
+        assert_true(exited_with(&r, ignored ? 0 : 128 + SIGHUP));
+        assert_true((strstr(r.out, "goes on") != NULL) == !ignored);
         run_free(&r);
         free(flags);
     }
-    char* empty = text("--score %s --out %s/never.csv", words, scratch);
-    char* flags = evaluate_flags(run_folder, empty);
-    Run r = run_evaluate(flags);
-    assert_refused(&r, "empty.txt|no document");
-    run_free(&r);
-    assert_folder(run_folder, "args.json checkpoints eval.log model.safetensors optimizer.safetensors train.log ");
-    char* all[] = {damaged, args, words, unsaved, weights, empty, flags};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) { free(all[i]); }
-}
-
-static int set_up(void** state) {
-    (void)state;
-    scratch_create();
-    make_documents("articles", article_lengths, ARTICLES);
-    size_t lengths[200];
-    for (size_t i = 0; i < 200; i++) { lengths[i] = 20 + i % 50; }
-    make_documents("letters", lengths, 200);
-    train_tiny_quietly("logs",
-                       "--dataset letters --position_encoding bam_ssmax --tokens_per_step 64 --num_iterations 30");
-    char* folder = run_file("logs", "bam_ssmax", "");
-    snprintf(run_folder, sizeof run_folder, "%s", folder);
-    free(folder);
-    return 0;
+    signal(SIGHUP, SIG_DFL);
 }
 
 int main(void) {
@@ -367,7 +466,9 @@ int main(void) {
         cmocka_unit_test(test_program_passkey),       cmocka_unit_test(test_program_patience),
         cmocka_unit_test(test_program_interruption),  cmocka_unit_test(test_program_score),
         cmocka_unit_test(test_program_perplexity),    cmocka_unit_test(test_program_partial_perplexity),
-        cmocka_unit_test(test_program_other_weights), cmocka_unit_test(test_program_refuses),
+        cmocka_unit_test(test_program_other_weights), cmocka_unit_test(test_program_configurations),
+        cmocka_unit_test(test_program_parallel),      cmocka_unit_test(test_program_opens_once),
+        cmocka_unit_test(test_program_hangup),        cmocka_unit_test(test_program_score_reads_as_prepare),
     };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+    return cmocka_run_group_tests(tests, make_tiny_run, NULL);
 }

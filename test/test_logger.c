@@ -273,6 +273,36 @@ static void test_resume(void** state) {
     assert_int_equal(count_files(folder), 2);
 }
 
+// Zero bytes, as a power failure leaves them, cost no row but those that they have damaged.
+static void test_zero_bytes(void** state) {
+    (void)state;
+    static const struct {
+        const char *before, *after;  // '@' stands for three zero bytes
+    } cases[] = {
+        {ROW(0, 1) "@" ROW(1, 2) ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
+        {ROW(0, 1) "@\n" ROW(1, 2), ROW(0, 1) ROW(1, 2)},
+        {"@" ROW(0, 1) "@@" ROW(1, 2) "@", ROW(0, 1) ROW(1, 2)},
+        {ROW(0, 1) "1,2,5,1,0.001,1,10@" ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
+        {ROW(0, 1) "1,2,5,@,0.001,1,10\n" ROW(2, 3), ROW(0, 1) ROW(2, 3)},
+        {ROW(10, 1) "@1,2,5,1,0.001,1,10\n" ROW(12, 3), ROW(10, 1) ROW(12, 3)},
+        {ROW(0, 1) "@,5,1,0.001,1,10\n@x\n" ROW(2, 3), ROW(0, 1) ROW(2, 3)},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *log = text("%s\n%s", TRAIN_LOG_HEADER, cases[i].before), *zeros = (char*)xcalloc(3 * strlen(log) + 1, 1),
+             *want = text("%s\n%s", TRAIN_LOG_HEADER, cases[i].after);
+        size_t n = 0;
+        for (const char* c = log; *c; c++) {
+            if (*c == '@') { n += 3; }
+            if (*c != '@') { zeros[n++] = *c; }
+        }
+        write_atomically(in_folder("train.log"), zeros, n);
+        RunLogs logs = run_logs_open(folder, 20);
+        run_logs_close(&logs);
+        assert_file_is("train.log", want);
+        free(log), free(zeros), free(want);
+    }
+}
+
 // The clock goes on from the later of both logs; a file cut off within its header begins anew.
 static void test_resume_both_logs(void** state) {
     (void)state;
@@ -305,11 +335,14 @@ static void append_to_full_disk(void* unused) {
 static void test_log_refusals(void** state) {
     (void)state;
     const char* path = in_folder("train.log");
-    static const char* const contents[] = {"step,loss\n1,2\n", TRAIN_LOG_HEADER "x\n",
-                                           TRAIN_LOG_HEADER "\n" ROW(0, 1) "x,1,2\n", TRAIN_LOG_HEADER "\n0,\n1,2,3\n",
-                                           TRAIN_LOG_HEADER "\n-1,2,3\n"};
-    static const char* const words[] = {"'step,loss'", "sec'", "line 3", "line 2", "line 2"};
-    for (size_t i = 0; i < 5; i++) {
+    static const char* const contents[] = {"step,loss\n1,2\n",
+                                           TRAIN_LOG_HEADER "x\n",
+                                           TRAIN_LOG_HEADER "\n" ROW(0, 1) "x,1,2\n",
+                                           TRAIN_LOG_HEADER "\n0,\n1,2,3\n",
+                                           TRAIN_LOG_HEADER "\n-1,2,3\n",
+                                           "step,\r\t\33[2J\n"};
+    static const char* const words[] = {"'step,loss'", "sec'", "line 3", "line 2", "line 2", "'step,  ?[2J'"};
+    for (size_t i = 0; i < 6; i++) {
         const char* all[] = {path, words[i], "move the file", NULL};
         expect_fatal(open_logs, (void*)contents[i], all);
         assert_file_is("train.log", contents[i]);  // untouched
@@ -334,8 +367,7 @@ static void test_progress_lines(void** state) {
          "step  12/200 loss 6.1234 norm 1.23 lr 9.8e-4  14.8k tok/s 2.21s  |  6m50s left"},
         {{7, 20000, 10.3972, 12.34, 1e-3, 0.0219, 909000, 0.452, 43500},
          "    7/20000 loss 10.397 norm 12.3 lr 1.0e-3   909k tok/s 21.9ms mfu 45% | 12h05m"},
-        {{1, 9, NAN, INFINITY, 0, 0.5, 999.6, NAN, NAN},
-         "step 1/9 loss    nan norm  inf lr 0.0e0  1.00k tok/s  500ms"},
+        {{1, 9, NAN, INFINITY, 0, 0.5, 999.6, NAN, NAN}, "step 1/9 loss    nan norm  inf lr 0.0e0  1.00k tok/s  500ms"},
         {{1, 9, 0.00004, 0, NAN, 0.00123, 9997, 0, 59.7},
          "step 1/9 loss 0.0000 norm 0.00 lr nan  10.0k tok/s 1.23ms mfu  0% |  1m00s left"},
         {{1, 9, 1e9, 99.96, 1e-10, 250, 12, 1, NAN},
@@ -420,6 +452,7 @@ int main(void) {
         IN_FOLDER(test_json_files),
         IN_FOLDER(test_log_rows),
         IN_FOLDER(test_resume),
+        IN_FOLDER(test_zero_bytes),
         IN_FOLDER(test_resume_both_logs),
         IN_FOLDER(test_log_refusals),
         cmocka_unit_test(test_progress_lines),

@@ -395,6 +395,31 @@ static void test_command_line_wins_over_json(void** state) {
     options_free(&o);
 }
 
+static void check_text(void* dataset) {
+    Args a;
+    Options o = make_options(&a);
+    char program[] = "train_gpt", flag[] = "--dataset";
+    char* argv[] = {program, flag, (char*)dataset, NULL};
+    options_parse(&o, 3, argv);
+    options_check_text(&o, "dtype");  // another option's
+    options_check_text(&o, NULL);
+    options_free(&o);
+}
+
+// What is recorded as JSON must be UTF-8: the shortest form, no surrogates, nothing beyond U+10FFFF.
+static void test_text_that_json_cannot_hold(void** state) {
+    (void)state;
+    static const char* const good[] = {"10B",          "caf\xC3\xA9",      "\xE2\x96\x81",     "\xED\x9F\xBF",
+                                       "\xEE\x80\x80", "\xF0\x9F\x98\x80", "\xF4\x8F\xBF\xBF", "a\tb"};
+    static const char* const bad[] = {"caf\xE9",          "\x80",     "\xC3",
+                                      "a\xC3z",           "\xC0\xAF", "\xE0\x80\x80",
+                                      "\xED\xA0\x80",     "\xE2\x96", "\xF0\x80\x80\x80",
+                                      "\xF4\x90\x80\x80", "\xFE",     "\xF0\x9F\x98"};
+    static const char* const words[] = {"--dataset", "not UTF-8", NULL};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) { check_text((void*)good[i]); }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) { expect_fatal(check_text, (void*)bad[i], words); }
+}
+
 static void load_json(void* string) {
     Args a;
     Options o = make_options(&a);
@@ -426,10 +451,15 @@ static void test_json_refusals(void** state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),        cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_help),
-        cmocka_unit_test(test_help_exits),      cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_json_round_trip), cmocka_unit_test(test_command_line_wins_over_json),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_help_exits),
+        cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_json_round_trip),
+        cmocka_unit_test(test_command_line_wins_over_json),
+        cmocka_unit_test(test_text_that_json_cannot_hold),
         cmocka_unit_test(test_json_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

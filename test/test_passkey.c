@@ -1,10 +1,9 @@
 /*
 The passkey task without a model: prompts against ids computed elsewhere, lengths, depths and keys, judging with oracles
-that copy, err or guess, the order that shares most of a cache; the merging of results.json; the progress bar.
+that copy, err or guess, the order that shares most of a cache; the progress bar.
 */
 #include "../llmc/evaluate_args.h"
 #include "../llmc/progress.h"
-#include "../llmc/results.h"
 #include "model_util.h"
 
 typedef struct {
@@ -366,114 +365,6 @@ static void test_shared_prefixes(void** state) {
 }
 
 // ----------------------------------------------------------------------------
-// results.json
-
-static void put(cJSON* entry, size_t length, double accuracy) {
-    double depths[] = {0, accuracy};
-    int hits[] = {1, accuracy > 0.5};
-    PasskeyResult r = {length, 2, accuracy, accuracy / 2, accuracy / 4, depths, hits};
-    results_put_length(entry, &r);
-}
-
-static void assert_json(const cJSON* json, const char* want) {
-    char* got = cJSON_PrintUnformatted(json);
-    assert_string_equal(got, want);
-    cJSON_free(got);
-}
-
-static void test_results_merge(void** state) {
-    (void)state;
-    char folder[64], *path = text("%s/results.json", scratch_folder(folder));
-    cJSON *root = results_open(path), *of = cJSON_Parse("{\"step\": \"10\"}"),
-          *new_of = cJSON_Parse("{\"step\": \"20\"}");
-    char* key = results_passkey_key("equidistant", 2, 5, 0);
-    bool replaced;
-    assert_string_equal(key, "('equidistant', 2, 5, 0)");
-    cJSON* entry = results_passkey(root, key, of, &replaced);
-    assert_false(replaced);
-    static const size_t lengths[] = {300, 100, 200, 400};
-    for (size_t i = 0; i < 4; i++) { put(entry, lengths[i], 0.25); }
-    put(entry, 200, 1);  // again
-    write_json_atomically(path, root);
-    cJSON_Delete(root);
-    root = results_open(path);
-    entry = results_passkey(root, key, of, &replaced);
-    assert_false(replaced);
-    assert_json(results_array(entry, "seq_lens"), "[100,200,300,400]");
-    assert_json(results_array(entry, "accs"), "[0.25,1,0.25,0.25]");
-    assert_json(results_array(entry, "natural"), "[0.0625,0.25,0.0625,0.0625]");
-    assert_json(results_array(entry, "depths"), "[[0,0.25],[0,1],[0,0.25],[0,0.25]]");
-    assert_json(results_array(entry, "hits"), "[[1,0],[1,1],[1,0],[1,0]]");
-    int place;
-    assert_int_equal(results_find_length(entry, 300, &place), 2);
-    assert_int_equal(results_find_length(entry, 301, &place), -1);
-    assert_int_equal(place, 3);
-    assert_true(results_accuracy(entry, "greedy", 1) == 0.5);
-    // another configuration is another entry; other weights begin anew, and only there
-    results_passkey(root, "('end', 2, 5, 0)", of, &replaced);
-    assert_false(replaced);
-    entry = results_passkey(root, key, new_of, &replaced);
-    assert_true(replaced);
-    assert_json(results_array(entry, "seq_lens"), "[]");
-    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(root, "passkey")), 2);
-    cJSON_Delete(root);
-    cJSON_Delete(of);
-    cJSON_Delete(new_of);
-    unlink(path);
-    rmdir(folder);
-    free(path);
-    free(key);
-}
-
-static cJSON* perplexity_entry(const char* dataset, double value) {
-    cJSON* e = cJSON_CreateObject();
-    cJSON_AddNumberToObject(e, "window_size", 512);
-    cJSON_AddStringToObject(e, "dataset_dir", dataset);
-    cJSON_AddNumberToObject(e, "mean", value);
-    return e;
-}
-
-static void test_results_perplexity(void** state) {
-    (void)state;
-    cJSON* root = cJSON_Parse("{\"passkey\": null, \"perplexity\": null, \"mine\": 7}");
-    results_section(root, "perplexity", true, "x");
-    results_put_perplexity(root, perplexity_entry("a", 1));
-    results_put_perplexity(root, perplexity_entry("b", 2));
-    results_put_perplexity(root, perplexity_entry("a", 3));
-    assert_json(root,
-                "{\"passkey\":null,\"mine\":7,\"perplexity\":[{\"window_size\":512,\"dataset_dir\":\"a\",\"mean\":3},"
-                "{\"window_size\":512,\"dataset_dir\":\"b\",\"mean\":2}]}");
-    cJSON* c = perplexity_entry("c", 0);
-    assert_int_equal(results_find_perplexity(root, c), -1);
-    cJSON_Delete(c);
-    cJSON_Delete(root);
-}
-
-static void open_results(void* path) { results_open((const char*)path); }
-
-static void test_results_damaged(void** state) {
-    (void)state;
-    static const char* const damaged[][2] = {
-        {"[]", "object"}, {"{\"passkey\": 3}", "passkey"}, {"{\"perplexity\": {}}", "perplexity"}, {"{", "JSON"}};
-    char folder[64], *path = text("%s/results.json", scratch_folder(folder));
-    for (size_t i = 0; i < COUNT(damaged); i++) {
-        write_text_atomically(path, damaged[i][0]);
-        expect_fatal(open_results, path, (const char* const[]){path, damaged[i][1], NULL});
-    }
-    unlink(path);
-    rmdir(folder);
-    free(path);
-    // arrays of different sizes are not gone on with
-    cJSON *root = cJSON_Parse("{\"passkey\": {\"k\": {\"seq_lens\": [1], \"accs\": [], \"of\": {}}}}"),
-          *of = cJSON_Parse("{}");
-    bool replaced;
-    results_passkey(root, "k", of, &replaced);
-    assert_true(replaced);
-    cJSON_Delete(root);
-    cJSON_Delete(of);
-}
-
-// ----------------------------------------------------------------------------
 
 static void test_progress_bar(void** state) {
     (void)state;
@@ -496,8 +387,7 @@ int main(void) {
         cmocka_unit_test(test_spacing),           cmocka_unit_test(test_wanted_lengths),
         cmocka_unit_test(test_samples),           cmocka_unit_test(test_oracles),
         cmocka_unit_test(test_stopped_predictor), cmocka_unit_test(test_shared_prefixes),
-        cmocka_unit_test(test_results_merge),     cmocka_unit_test(test_results_perplexity),
-        cmocka_unit_test(test_results_damaged),   cmocka_unit_test(test_progress_bar),
+        cmocka_unit_test(test_progress_bar),
     };
     return cmocka_run_group_tests(tests, open_tokenizers, close_tokenizers);
 }

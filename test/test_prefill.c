@@ -147,7 +147,7 @@ static void test_memory_of_70000_tokens(void** state) {
 // perplexity
 
 static TokenStream open_stream(const char* name) {
-    ExpectedTokens expected = {V, bytes_info.tokenizer_hash, "test"};
+    ExpectedTokens expected = {V, bytes_info.tokenizer_hash, BYTES_BOS, BYTES_EOS, "test"};
     char* path = text("%s/data/%s", scratch, name);
     TokenStream s = token_stream_open(path, &expected);
     free(path);

@@ -1,9 +1,11 @@
 /*
-dataset/prepare and dataset/inspect as programs: what counts as a document, order and completeness for any number of
-threads, shard boundaries, refusals, interruption, and what inspect says. Expected documents are written by hand, and
+dataset/prepare as a program: what counts as a document, order and completeness for any number of
+threads, shard boundaries, refusals, interruption. Expected documents are written by hand, and
 shards are read by code that shares nothing with the writer but the header.
 */
 #include "prepare_util.h"
+
+#include "../dataset/shard_writer.h"
 
 static int make_scratch(void** state) {
     (void)state;
@@ -48,14 +50,30 @@ static const struct {
 } texts[] = {
     {"a.txt", BYTES("one\n\ntwo\nlines\n\n\n\nthree"), "", BYTES("one|two\nlines|three|"), ""},
     {"a.txt", BYTES("\n\n\none\n\n"), "", BYTES("one|"), ""},
-    {"a.txt", BYTES("one\r\nmore\r\n\r\ntwo\r\n\r\n\r\nthree\r\n"), "", BYTES("one\r\nmore|two|three|"), ""},
+    {"a.txt", BYTES("one\r\nmore\r\n\r\ntwo\r\n\r\n\r\nthree\r\n"), "", BYTES("one\nmore|two|three|"),
+     ": lines end in CR LF"},
+    {"a.txt", BYTES("one\rmore\r\rtwo\r\r\rthree\r"), "", BYTES("one\nmore|two|three|"), ": lines end in CR alone"},
+    {"a.txt", BYTES("one\rmore\n\ntwo\r"), "", BYTES("one\rmore|two|"), ""},
     {"a.txt", BYTES("one\n \ntwo\n\t\n\nthree\n\r"), "", BYTES("one\n \ntwo\n\t|three|"), ""},
     {"a.txt", BYTES("nul \0 byte\n\n \xFF\xC3 bad\n\n\xE6\x97\xA5"), "",
      BYTES("nul \0 byte| \xFF\xC3 bad|\xE6\x97\xA5|"), "1 documents with invalid UTF-8"},
     {"a.txt", BYTES("\xEF\xBB\xBFmark\n"), "", BYTES("mark|"), ""},
     {"a.txt", BYTES("a<end>b\n\nc<end><end>\nd\n<end>\n"), "--separator '<end>'", BYTES("a|b\n\nc|d|"),
      "1 empty documents"},
-    {"a.txt", BYTES("a\r\n--\r\n\r\nb\n\n--\nc--"), "--separator=--", BYTES("a|\r\nb\n|c|"), ""},
+    {"a.txt", BYTES("a\r\n--\r\n\r\nb\n\n--\nc--"), "--separator=--", BYTES("a|\nb\n|c|"), ": lines end in CR LF"},
+    {"a.txt", BYTES("a\r\n==\r\nb\r\nc\r\n"), "--separator '\\n==\\n'", BYTES("a|b\nc|"), ": lines end in CR LF"},
+    {"a.txt", BYTES("a\r\n==\r\nb\n==\nc"), "--separator '\\r\\n==\\r\\n'", BYTES("a|b|c|"), ": lines end in CR LF"},
+    {"a.txt", BYTES("a\rb\r\nc\r\r"), "--separator '\\r\\r'", BYTES("a\rb\r\nc|"), "1 documents hold CR LF"},
+    {"a.txt", BYTES("a\rb\r"), "--separator '\\r'", BYTES("a|b|"), ""},
+    {"a.txt", BYTES("a\0b\n\0c\0"), "--separator '\\0'", BYTES("a|b|c|"), ""},
+    {"a.txt",
+     BYTES("a\x1E"
+           "b\tc"),
+     "--separator '\\x1e'", BYTES("a|b\tc|"), ""},
+    {"a.txt", BYTES("a\\nb\nc"), "--separator '\\\\n'", BYTES("a|b\nc|"), ""},
+    {"a.txt", BYTES("one\n\ntwo"), "--separator '##'", BYTES("one\n\ntwo|"), "the --separator does not occur"},
+    {"a.jsonl", BYTES("{\"text\":\"a\\r\\nb\"}\r\n{\"text\":\"c\\rd\"}"), "", BYTES("a\r\nb|c\rd|"),
+     "1 documents hold CR LF"},
     {"a.txt", BYTES("a\n==\nb==c\n==\n\n"), "--separator '\\n==\\n'", BYTES("a|b==c|"), ""},
     {"a.txt", BYTES("aaaxaa"), "--separator aa", BYTES("ax|"), "1 empty documents"},
     {"a.jsonl", BYTES("{\"text\": \"one\\n\\ntwo\"}\n\n  \t\r\n{\"id\":7,\"text\":\"x\"}"), "", BYTES("one\n\ntwo|x|"),
@@ -89,6 +107,7 @@ static void test_documents(void** state) {
                 standard ? run("prepare", "- --format %s %s --out %s/d %s <%s", format, flags, scratch, common, path)
                          : run("prepare", "%s %s --out %s/d %s", path, flags, scratch, common));
             if (*texts[i].warning) { assert_contains(&errors, texts[i].warning); }
+            assert_true(*texts[i].warning == '\0' || strstr(errors.bytes, "\n") == errors.bytes + errors.size - 1);
             if (!*texts[i].warning) { assert_int_equal(errors.size, 0); }
             Bytes got = documents_of("d", "bytes", 100000000);
             if (got.size != texts[i].documents_size) { print_error("got: %s\n", got.bytes); }
@@ -210,6 +229,53 @@ static void test_block_edges(void** state) {
     remove_scratch("e");
 }
 
+// Line ends of two bytes, or of \r, at every place around the end of a block.
+static void test_block_edges_of_lines(void** state) {
+    (void)state;
+    enum { BLOCK = 512 << 10, AROUND = 7 };
+    static const char* const ends[] = {"\r\n", "\r"};
+    char* content = (char*)xcalloc(BLOCK + 100, 1);
+    for (size_t k = 0; k < 2; k++) {
+        for (size_t n = BLOCK - AROUND; n <= BLOCK + 1; n++) {
+            const char* e = ends[k];
+            size_t size = (size_t)sprintf(content, "a%s", e);
+            memset(content + size, 'x', n - size);
+            size = n + (size_t)sprintf(content + n, "%sb%s%s%sc%s", e, e, e, e, e);
+            char* path = write_bytes("edge.txt", content, size);
+            assert_succeeded(run("prepare", "%s --tokenizer bytes --overwrite --out %s/e", path, scratch));
+            Bytes got = documents_of("e", "bytes", 100000000);
+            size_t text_size = n - strlen(e) + 1;  // "a\nxx..x"
+            assert_int_equal(got.size, text_size + 5);
+            assert_memory_equal(got.bytes, "a\nx", 3);
+            assert_string_equal(got.bytes + text_size - 1, "x\nb|c|");
+            free(got.bytes);
+            free(path);
+        }
+    }
+    free(content);
+    remove_scratch("e");
+}
+
+// A large text that is one document may be one by mistake.
+static void test_one_large_document(void** state) {
+    (void)state;
+    enum { LINES = 5000 };
+    char* content = (char*)xcalloc(LINES, 32);
+    size_t size = 0;
+    for (int i = 0; i < LINES; i++) { size += (size_t)sprintf(content + size, "a line of text %d\n", i); }
+    char* path = write_bytes("lines.txt", content, size);
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/w", path, scratch));
+    assert_contains(&errors, "lines.txt: one document, as no line is blank; give --separator");
+    assert_succeeded(run("prepare", "%s %s --tokenizer bytes --out %s/w --overwrite", path, path, scratch));
+    assert_contains(&errors, "lines.txt and 1 more: one document");
+    assert_succeeded(run("prepare", "%s --separator '\\n' --tokenizer bytes --out %s/w --overwrite", path, scratch));
+    assert_string_equal(errors.bytes, "");
+    assert_contains(&output, "5000 documents");
+    free(content);
+    free(path);
+    remove_scratch("w");
+}
+
 // ----------------------------------------------------------------------------
 // shards
 
@@ -311,6 +377,19 @@ static const struct {
     {"e.txt", BYTES("x"), "--input /nowhere/f.txt", "/nowhere/f.txt: No such file"},
     {"e.txt", BYTES("x"), "--input /", "/: a folder"},
     {"e.jsonl", BYTES("{\"text\":\"a\"}"), "--separator x", "--separator is for txt"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"}"), "--format txt", "found --format txt for a name in .jsonl"},
+    {"e.jsonl", BYTES("{\"text\":\"a\"}\r{\"text\":\"b\"}\r"), "", "e.jsonl:1:14: text after the object"},
+    {"e.txt", BYTES("x"), "--separator ''", "expected text that is not empty"},
+    {"e.txt", BYTES("x"), "--separator '\\end'", "unknown escape at '\\end'"},
+    {"e.txt", BYTES("x"), "--separator '\\x1'", "unknown escape at '\\x1'"},
+    {"e.txt", BYTES("x"), "--separator 'a\\'", "unknown escape at '\\'"},
+    {"e.txt", BYTES("\x1F\x8B\b"), "", "e.txt: found a gzip file, expected text in UTF-8; unpack it"},
+    {"e.data", BYTES("\x1F\x8B\b"), "--format jsonl", "e.data: found a gzip file"},
+    {"e.txt", BYTES("\x28\xB5\x2F\xFD\1"), "", "a zstd file"},
+    {"e.txt", BYTES("\xFF\xFEx\0"), "", "UTF-16"},
+    {"e.jsonl", BYTES("\xFE\xFF\0{"), "", "UTF-16"},
+    {"e.txt.gz", BYTES("x"), "", "e.txt.gz: unknown kind of text"},
+    {"e.txt", BYTES("{\"bamc_stream\":\"begins\"}\n"), "", "give --format jsonl"},
 };
 
 static void test_refusals(void** state) {
@@ -370,6 +449,75 @@ static void test_overwrite(void** state) {
     remove_scratch("o");
 }
 
+// --overwrite takes only what the program has written, and says what it leaves.
+static void test_overwrite_leaves_other_files(void** state) {
+    (void)state;
+    static const char* const others[] = {"thesis.bin", "notes.txt", "o_x.bin", "other_000000.bin", "o_1.bin.tmp"};
+    char* path = write_bytes("o.txt", BYTES("0123456789"));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/o --shard_size 4", path, scratch));
+    char* make = text("cd %s/o && mv o_000002.bin o_000002.bin.tmp && cp o_000001.bin other_000000.bin", scratch);
+    assert_int_equal(system(make), 0);
+    for (size_t i = 0; i < 5; i++) {
+        char* name = text("o/%s", others[i]);
+        if (i != 3) { free(write_bytes(name, BYTES("kept"))); }
+        free(name);
+    }
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/o --overwrite", path, scratch));
+    assert_contains(&errors, " and 2 more: left in place, since dataset/prepare did not write it");
+    assert_int_equal(count_files("o", ""), 6);
+    for (size_t i = 0; i < 5; i++) {
+        char* other = text("%s/o/%s", scratch, others[i]);
+        assert_true(file_exists(other));
+        free(other);
+    }
+    // what looks like a shard but is none is neither replaced nor removed
+    static const char* const false_shards[] = {"o_000000.bin", "o_000003.bin", "o_000000.bin.tmp"};
+    for (size_t i = 0; i < 3; i++) {
+        char *name = text("o/%s", false_shards[i]), *file = write_bytes(name, BYTES("a thesis of mine"));
+        assert_refused(run("prepare", "%s --tokenizer bytes --out %s/o --overwrite", path, scratch),
+                       "has the name of a shard");
+        Bytes kept = read_bytes(file);
+        assert_string_equal(kept.bytes, "a thesis of mine");
+        unlink(file);
+        free(kept.bytes);
+        free(name);
+        free(file);
+    }
+    free(make);
+    free(path);
+    remove_scratch("o");
+}
+
+// What the system leaves in a folder does not make it one that is in use.
+static void test_hidden_files(void** state) {
+    (void)state;
+    char *path = write_bytes("h.txt", BYTES("a")), *folder = text("%s/h", scratch);
+    make_directories(folder);
+    free(write_bytes("h/.nfs0001", BYTES("x")));
+    free(write_bytes("h/.thesis.bin", BYTES("x")));
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s", path, folder));
+    assert_string_equal(errors.bytes, "");
+    assert_refused(run("prepare", "%s --tokenizer bytes --out %s", path, folder), "the folder is not empty");
+    free(path);
+    free(folder);
+    remove_scratch("h");
+}
+
+// Never more shards than the loader can map: later ones are larger.
+static void test_shards_grow(void** state) {
+    (void)state;
+    static const size_t first[] = {1, 1000, 100000000, INT32_MAX};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(shard_tokens_at(first[i], 0), first[i]);
+        assert_int_equal(shard_tokens_at(first[i], SHARD_GROW_EVERY - 1), first[i]);
+        size_t large = first[i] < INT32_MAX / 8 ? 8 * first[i] : INT32_MAX;
+        assert_int_equal(shard_tokens_at(first[i], SHARD_GROW_EVERY), large);
+        double tokens = 0;
+        for (size_t n = 0; n < SHARD_MAX_COUNT; n++) { tokens += (double)shard_tokens_at(first[i], n); }
+        assert_true(tokens > 3e13);
+    }
+}
+
 // ----------------------------------------------------------------------------
 // interruption
 
@@ -393,7 +541,7 @@ static int interrupt(int signal_number) {
     char block[4096];
     for (size_t i = 0; i < sizeof block; i++) { block[i] = i % 64 > 61 ? '\n' : 'x'; }
     for (size_t i = 0; i < 2500; i++) { assert_int_equal(write(ends[1], block, sizeof block), sizeof block); }
-    for (int i = 0; i < 1000 && count_files("k", ".bin.tmp") < 2; i++) { usleep(10000); }
+    for (int i = 0; i < 12000 && count_files("k", ".bin.tmp") < 2; i++) { usleep(10000); }
     assert_true(count_files("k", ".bin.tmp") >= 2);
     assert_int_equal(count_files("k", ".bin"), 0);
     kill(child, signal_number);
@@ -426,77 +574,24 @@ static void test_interrupted(void** state) {
     remove_scratch("k");
 }
 
-// ----------------------------------------------------------------------------
-// inspect
-
-// A shard of uint16 tokens with this header; returns its path.
-static char* write_shard(const char* name, ShardInfo info, const uint16_t* tokens, size_t n) {
-    int32_t header[SHARD_HEADER_WORDS];
-    info.token_count = n;
-    shard_header_write(header, &info);
-    char* bytes = (char*)xcalloc(SHARD_HEADER_BYTES + 2 * n, 1);
-    memcpy(bytes, header, SHARD_HEADER_BYTES);
-    memcpy(bytes + SHARD_HEADER_BYTES, tokens, 2 * n);
-    char* path = write_bytes(name, bytes, SHARD_HEADER_BYTES + 2 * n);
-    free(bytes);
-    return path;
-}
-
-static void test_inspect(void** state) {
-    (void)state;
-    char* path = write_bytes("i.txt", BYTES("first one\n\nx\n\nlast \x1B[2J"));
-    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/i --shard_size 16", path, scratch));
-    free(path);
-    assert_succeeded(run("inspect", "%s/i/i_000000.bin --documents 2", scratch));
-    assert_contains(&output, "format       uint16, magic 20240520, version 1\n");
-    assert_contains(&output, "tokens       16\nvocabulary   258\nBOS          256\nEOS          257\n");
-    assert_contains(&output, "tokenizer    65b1d004\n");
-    assert_contains(&output, "documents    3\nlengths      min 2, mean 5.3, max 11 tokens");
-    assert_contains(&output, "the last document goes on in the next shard");
-    assert_null(strstr(output.bytes, "begins in the shard before"));
-    assert_contains(&output, "--- document 0, 11 tokens\nfirst one\n\n--- document 1, 3 tokens\nx\n");
-    assert_null(strstr(output.bytes, "--- document 2"));
-    assert_succeeded(run("inspect", "--documents=1 %s/i/i_000001.bin", scratch));
-    assert_contains(&output, "the first document begins in the shard before");
-    assert_contains(&output, "ast \\x1b[2J\n");  // no control characters to the terminal
-    remove_scratch("i");
-}
-
-static void test_inspect_others(void** state) {
-    (void)state;
-    static const uint16_t tokens[] = {50256, 464, 3290, 50256, 65535};
-    ShardInfo unknown = {2, 0, 0, -1, -1, 0}, small = {2, 0, 300, 1, 2, 77};
-    char* llmc = write_shard("llmc.bin", unknown, tokens, 5);
-    assert_succeeded(run("inspect", "%s", llmc));
-    assert_contains(&output, "tokens       5\nvocabulary   unknown\nBOS          unknown\nEOS          unknown\n");
-    assert_contains(&output, "documents    unknown\n");
-    assert_contains(&output, "the header names no tokenizer");
-    assert_contains(&output, "50256 464 3290 50256 65535\n");
-    char* above = write_shard("above.bin", small, tokens + 1, 2);
-    assert_refused(run("inspect", "%s", above), "above.bin: token 0 is 464, expected below the vocabulary size 300");
-    static const uint16_t valid[] = {1, 5, 2};
-    char* mismatch = write_shard("mismatch.bin", small, valid, 3);
-    assert_succeeded(run("inspect", "%s --tokenizer bytes", mismatch));
-    assert_contains(&output, "made with tokenizer 0000004d and bytes is 65b1d004");
-    assert_contains(&output, "--- document 0, 3 tokens\n1 5 2\n");
-    assert_int_equal(truncate(mismatch, SHARD_HEADER_BYTES + 5), 0);
-    assert_refused(run("inspect", "%s", mismatch), "cut short or damaged");
-    assert_refused(run("inspect", "%s/none.bin", scratch), "none.bin: No such file");
-    assert_refused(run("inspect", "--documents 1"), "no shard");
-    free(llmc);
-    free(above);
-    free(mismatch);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_documents),        cmocka_unit_test(test_threads_bytes),
-        cmocka_unit_test(test_threads_mistral),  cmocka_unit_test(test_block_edges),
-        cmocka_unit_test(test_shard_boundaries), cmocka_unit_test(test_summary),
-        cmocka_unit_test(test_wide_tokens),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_late_error),       cmocka_unit_test(test_overwrite),
-        cmocka_unit_test(test_interrupted),      cmocka_unit_test(test_inspect),
-        cmocka_unit_test(test_inspect_others),
+        cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_threads_bytes),
+        cmocka_unit_test(test_threads_mistral),
+        cmocka_unit_test(test_block_edges),
+        cmocka_unit_test(test_block_edges_of_lines),
+        cmocka_unit_test(test_one_large_document),
+        cmocka_unit_test(test_shard_boundaries),
+        cmocka_unit_test(test_summary),
+        cmocka_unit_test(test_wide_tokens),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_late_error),
+        cmocka_unit_test(test_overwrite),
+        cmocka_unit_test(test_overwrite_leaves_other_files),
+        cmocka_unit_test(test_hidden_files),
+        cmocka_unit_test(test_shards_grow),
+        cmocka_unit_test(test_interrupted),
     };
     return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

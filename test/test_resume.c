@@ -71,7 +71,7 @@ static const struct {
      false,
      0,
      2,
-     {4, 3}},
+     {5, 3}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -117,34 +117,139 @@ static void test_resume_from_any_step(void** state) {
     }
 }
 
-// Going back to an earlier step of a run and being killed at once: what came after it is gone from logs and
-// checkpoints alike, so the run can go on.
+// All that a run folder holds, as text: names and sizes of the step folders, arguments and logs.
+static char* picture(const char* folder) {
+    static const char* const files[] = {"args.json", "train.log", "eval.log"};
+    char *path = text("%s/checkpoints", folder), *all = list_folder(path);
+    free(path);
+    for (size_t i = 0; i < 3; i++) {
+        char *file = text("%s/%s", folder, files[i]), *content = read_text(file, NULL);
+        char* longer = text("%s\n%s", all, content);
+        free(file), free(content), free(all);
+        all = longer;
+    }
+    return all;
+}
+
+// Going back to an earlier step and being killed before the first new checkpoint: nothing is lost, and the run goes on
+// as if it had never gone back, with the arguments that it had.
 static void test_kill_after_going_back(void** state) {
     (void)state;
     char *whole = run_file("whole", "nope", ""), *cut = text("%s/back", scratch);
-    copy_unfinished(whole, cut);
-    char *from = text("%s/checkpoints/step_%09d", cut, 3), *back = resume_flags(from);
-    char* flags = text("%s --checkpoint_every 0", back);
-    Run r = start_train(flags);
-    assert_true(read_until(&r, " 5/12"));
-    kill(r.pid, SIGKILL);
-    finish_train(&r);
+    copy_tree(whole, cut);
+    char *before = picture(cut), *from = text("%s/checkpoints/step_%09d", cut, 3), *back = resume_flags(from);
+    char *flags = text("%s --checkpoint_every 0 --num_iterations 5000000 --learning_rate 1e-3", back),
+         *log = text("%s/train.log", cut), *checkpoints = text("%s/checkpoints", cut);
+    for (size_t i = 0; i < 2; i++) {
+        Run r = start_train(flags);
+        assert_true(read_until(&r, " 7/5000000"));
+        assert_non_null(strstr(r.out, "later checkpoints (4, 5, 6, 7, 8, 9, 10, 11, 12) and the log after step 3"));
+        kill(r.pid, SIGKILL);
+        finish_train(&r);
+        char* rows = read_text(log, NULL);
+        assert_int_equal(count_words(rows, "\n4,"), 1);
+        free(rows);
+        run_free(&r);
+    }
+    char* names = list_folder(checkpoints);
+    assert_non_null(strstr(names, "step_000000003 step_000000003.aside step_000000004 step_000000005 "));
     Run last = resume(cut);
-    assert_same_run(whole, cut, true);
-    run_free(&r), run_free(&last);
-    free(whole), free(cut), free(from), free(back), free(flags);
+    assert_non_null(strstr(last.out, "nothing to do: 12 of 12 steps are done"));
+    char* after = picture(cut);
+    assert_string_equal(before, after);
+    assert_identical(whole, cut);
+    run_free(&last);
+    free(whole), free(cut), free(before), free(from), free(back), free(flags), free(log), free(checkpoints),
+        free(names);
+    free(after);
 }
 
-// A finished run has nothing left to do and stays as it is.
+// The first new checkpoint takes the place of those that come after the step gone back to, also when the program is
+// killed while it does so.
+static void test_first_checkpoint_after_going_back(void** state) {
+    (void)state;
+    char *whole = run_file("whole", "nope", ""), *cut = text("%s/anew", scratch);
+    copy_tree(whole, cut);
+    char *from = text("%s/checkpoints/step_%09d", cut, 3), *back = resume_flags(from);
+    char *flags = text("%s --checkpoint_every 5", back), *checkpoints = text("%s/checkpoints", cut);
+    Run r = start_train(flags);
+    assert_true(read_until(&r, "saved step 5 "));
+    kill(r.pid, SIGKILL);
+    finish_train(&r);
+    char* names = list_folder(checkpoints);
+    assert_int_equal(strncmp(names, "step_000000001 step_000000002 step_000000003 step_000000005 ", 60), 0);
+    assert_null(strstr(names, "aside"));
+    assert_null(strstr(names, "step_000000011"));
+    free(names);
+    run_free(&r);
+
+    // as if it had been killed the moment that the checkpoint of step 5 was whole
+    char *again = text("%s/anew_again", scratch), *fresh = text("%s/checkpoints/step_000000005.new", again),
+         *taken = text("%s/checkpoints/step_000000005", again), *model = text("%s/model.safetensors", again);
+    char *list = text("%s/checkpoints", again), *aside = text("%s/checkpoints/step_000000003.aside", again),
+         *log = text("%s/train.log", again);
+    copy_tree(whole, again);
+    assert_int_equal(rename(taken, fresh), 0);
+    make_directories(aside);
+    copy_tree(log, aside);
+    Run last = resume(again);
+    assert_non_null(strstr(last.out, "checkpoints/step_000000005 at step 5\n"));
+    char* after = list_folder(list);
+    assert_non_null(strstr(after, "step_000000003 step_000000005 step_000000006 "));
+    assert_null(strstr(after, "step_000000004 "));
+    assert_identical(whole, again);
+    run_free(&last);
+    free(whole), free(cut), free(from), free(back), free(flags), free(checkpoints), free(again), free(fresh);
+    free(taken), free(model), free(list), free(aside), free(log), free(after);
+}
+
+// A finished run has nothing left to do and stays as it is, also when an earlier checkpoint is asked for that is the
+// last of a shorter schedule.
 static void test_resume_finished(void** state) {
     (void)state;
+    static const struct {
+        const char *part, *flags, *words;
+    } rows[] = {
+        {"", "", "nothing to do: 12 of 12 steps are done"},
+        {"/checkpoints/step_000000007", "--num_iterations 7", "nothing to do: 7 of 7 steps are done"},
+        {"/checkpoints/step_000000007", "--num_iterations 5", "nothing to do: 7 of 5 steps are done"},
+        {"/checkpoints/step_000000007", "--num_iterations 7 --val_loss_every 2 --val_tokens 64", NULL},
+    };
     char *whole = run_file("whole", "nope", ""), *cut = text("%s/finished", scratch);
     copy_tree(whole, cut);
+    char* before = picture(cut);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *from = text("%s%s", cut, rows[i].part),
+             *flags = text("--checkpoint %s --checkpoint_args %s", from, rows[i].flags);
+        Run r = run_train(flags);
+        assert_true(exited_with(&r, rows[i].words ? 0 : 1));
+        if (rows[i].words) { assert_non_null(strstr(r.out, rows[i].words)); }
+        char* after = picture(cut);
+        assert_string_equal(before, after);
+        assert_same_run(whole, cut, false);
+        run_free(&r);
+        free(from), free(flags), free(after);
+    }
+    free(whole), free(cut), free(before);
+}
+
+// A run that was killed between its last checkpoint and its last validation still does that, and the links of one that
+// was killed before they were renewed are.
+static void test_killed_at_the_end(void** state) {
+    (void)state;
+    char *whole = run_file("whole", "bam_ssmax", ""), *cut = text("%s/unvalidated", scratch);
+    copy_unfinished(whole, cut);
+    char *log = text("%s/eval.log", cut), *rows = read_text(log, NULL);
+    *(strstr(rows, "\n12,") + 1) = '\0';
+    write_text_atomically(log, rows);
     Run r = resume(cut);
-    assert_non_null(strstr(r.out, "nothing to do: 12 of 12 steps are done"));
+    assert_null(strstr(r.out, "nothing to do"));
     assert_same_run(whole, cut, false);
     run_free(&r);
-    free(whole), free(cut);
+    Run again = resume(cut);
+    assert_non_null(strstr(again.out, "nothing to do"));
+    run_free(&again);
+    free(whole), free(cut), free(log), free(rows);
 }
 
 // ----------------------------------------------------------------------------
@@ -180,7 +285,7 @@ static void test_stop_and_resume(void** state) {
     static const struct {
         const char *words, *flags;  // and what the next run gets
         int number;
-    } stops[] = {{" 10/120", "--checkpoint_every 0", SIGTERM},
+    } stops[] = {{" 10/120", "--checkpoint_every 0", SIGHUP},
                  {" 40/120", "--checkpoint_every 7", SIGINT},
                  {"\nsample 75", "", SIGTERM}};
     Run whole = train_tiny("long", LONG_RUN);
@@ -195,7 +300,8 @@ static void test_stop_and_resume(void** state) {
         free(flags);
         flags = text("%s %s", advice, stops[i].flags);
         free(advice);
-        assert_non_null(strstr(r.out, stops[i].number == SIGINT ? "SIGINT" : "SIGTERM"));
+        static const char* const names[] = {"stopped by SIGHUP", "stopped by SIGINT", "stopped by SIGTERM"};
+        assert_non_null(strstr(r.out, names[i]));
         char* saved = text("saved step %zu to", saved_step(cut));
         assert_int_equal(count_words(r.out, saved), 1);
         assert_true(saved_step(cut) < 120);
@@ -211,23 +317,68 @@ static void test_stop_and_resume(void** state) {
     run_free(&last), run_free(&whole);
 }
 
-// Before its first step, while it validates, a run has a place in the data to go on from, too.
+// A terminal that ends takes the readers of its pipes with it: the run saves itself. Under nohup it goes on.
+static void test_hangup(void** state) {
+    (void)state;
+    char* flags = tiny_flags("hangup", LONG_RUN " --num_iterations 5000000 --checkpoint_every 0");
+    Run r = start_train(flags);
+    assert_true(read_until(&r, " 10/5000000"));
+    close(r.out_pipe);
+    kill(r.pid, SIGHUP);
+    waitpid(r.pid, &r.status, 0);
+    assert_true(WIFEXITED(r.status));
+    char* cut = run_file("hangup", "bam_ssmax", "");
+    assert_true(saved_step(cut) >= 10);
+    free(flags);
+    flags = tiny_flags("nohup", LONG_RUN);
+    Run kept = start_train_in(".", "nohup", flags);
+    assert_true(read_until(&kept, " 10/120"));
+    kill(kept.pid, SIGHUP);
+    finish_train(&kept);
+    assert_true(exited_with(&kept, 0));
+    assert_non_null(strstr(kept.out, "saved step 120 "));
+    run_free(&kept);
+    unlink(r.err_path), run_free(&r);
+    free(flags), free(cut);
+}
+
+// Waits until a process has handlers of its own for the signal: from then on it stops politely.
+static void wait_for_handler(pid_t process, int number) {
+    char* path = text("/proc/%d/status", (int)process);
+    for (bool caught = false; !caught && kill(process, 0) == 0; usleep(1000)) {
+        char *status = read_text(path, NULL), *mask = strstr(status, "SigCgt:");
+        caught = mask && strtoull(mask + strlen("SigCgt:"), NULL, 16) >> (number - 1) & 1;
+        free(status);
+    }
+    free(path);
+}
+
+// Before its first step, while it validates, a run has a place in the data to go on from, too. That validation takes a
+// minute, so it is interrupted however late the signal comes; nobody waits for its end.
 static void test_stop_before_first_step(void** state) {
     (void)state;
     const char* run =
-        "--n_layers 8 --tokens_per_step 64 --num_iterations 3 --val_tokens 16000 --val_tokens_padding 0 "
-        "--val_loss_every 3 ";
-    train_tiny_quietly("first", run);
+        "--dataset large --n_layers 8 --tokens_per_step 64 --num_iterations 3 --val_tokens 1989952 "
+        "--val_tokens_padding 0";
+    char *whole = text("%s --val_loss_every 0", run), *long_run = text("%s --val_loss_every 3", run);
+    make_dataset("large", noise_token, 1, 2000000);
+    train_tiny_quietly("first", whole);
     char *folder = run_file("first", "nope", ""), *cut = run_file("first_cut", "nope", "");
-    char *flags = tiny_flags("first_cut", run), *all = xstrdup("");
-    Run r = interrupt(flags, "run  ", SIGTERM, &all);
+    char *flags = tiny_flags("first_cut", long_run), *again = resume_flags(cut);
+    Run r = start_train(flags);
+    assert_true(read_until(&r, "run  "));
+    wait_for_handler(r.pid, SIGTERM);
+    kill(r.pid, SIGTERM);
+    finish_train(&r);
     assert_true(exited_with(&r, 128 + SIGTERM));
+    assert_null(strstr(r.out, "val  "));
     assert_int_equal(saved_step(cut), 0);
-    Run last = resume(cut);
-    assert_same_columns(folder, cut, "train.log", TRAIN_COLUMNS);
-    assert_same_columns(folder, cut, "eval.log", EVAL_COLUMNS);
+    char* rest = text("%s --val_loss_every 0", again);
+    Run last = run_train(rest);
+    assert_true(exited_with(&last, 0));
+    assert_identical(folder, cut);
     run_free(&r), run_free(&last);
-    free(folder), free(cut), free(flags), free(all);
+    free(whole), free(long_run), free(folder), free(cut), free(flags), free(again), free(rest);
 }
 
 // Killed without warning, mostly in the middle of a save since there is one after every step.
@@ -301,8 +452,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resume_from_any_step),
         cmocka_unit_test(test_kill_after_going_back),
+        cmocka_unit_test(test_first_checkpoint_after_going_back),
         cmocka_unit_test(test_resume_finished),
+        cmocka_unit_test(test_killed_at_the_end),
         cmocka_unit_test(test_stop_and_resume),
+        cmocka_unit_test(test_hangup),
         cmocka_unit_test(test_stop_before_first_step),
         cmocka_unit_test(test_kill_and_resume),
         cmocka_unit_test(test_reset_steps),

@@ -364,6 +364,103 @@ static void test_plot(void** state) {
     expect_folder("none", "");
 }
 
+// Articles and joined text of one dataset are not one curve; entries are known by their new and their old names.
+static void test_plot_perplexity(void** state) {
+    (void)state;
+    expect_status(0, TWO " --log_dir $S/ppl --num_iterations 2");
+#define ENTRY(name, bos, value)                                                                                  \
+    "{\"window_size\":32,\"seq_len\":64,\"dataset_dir\":\"" name "\",\"bos\":\"" bos "\",\"perplexity\":[" value \
+    ",5],\"positions\":[32,64],\"mean\":9,\"articles\":3}"
+    write_scratch("ppl/l2/alibi/version_00/results.json",
+                  "{\"perplexity\":[" ENTRY("data/wiki", "each article starts with BOS", "7") "]}");
+    write_scratch("ppl/l2/bam_ssmax/version_00/results.json",
+                  "{\"perplexity\":[" ENTRY("wiki", "each article starts with BOS", "8") "," ENTRY(
+                      "data/wiki", "BOS and EOS are dropped, documents joined", "9") "]}");
+#undef ENTRY
+    expect_status(0, "scripts/plot.sh $S/ppl/l2/*/version_00 --out $S/ppl_out --only perplexity");
+    expect_words("bam_ssmax/version_00: perplexity on wiki, documents joined (seq_len 64, window 32) is left out");
+    expect_status(0, "cat $S/ppl_out/perplexity.svg");
+    expect_words("wiki, 3 articles|alibi<|bam_ssmax<");
+}
+
+// Whatever people, crashes and other programs leave in a run folder: one line that names the file, and no traceback.
+static void test_damaged_runs(void** state) {
+    (void)state;
+    static const struct {
+        const char *file, *content, *words;
+    } cases[] = {
+        {"results.json", "[]", "expected an object"},
+        {"results.json", "{\"passkey\": []}", "\"passkey\" is of another kind"},
+        {"results.json", "{\"passkey\": {\"k\": {\"seq_lens\": [1, 2], \"accs\": [1]}}}", "passkey k"},
+        {"results.json", "{\"passkey\": {\"k\": {\"seq_lens\": [\"a\"], \"accs\": [1]}}}", "passkey k"},
+        {"results.json", "{\"perplexity\": [{\"positions\": [0], \"perplexity\": [1]}]}", "entry of perplexity"},
+        {"results.json", "{\"perplexity\": [{\"positions\": [32], \"perplexity\": [-1e999]}]}", "entry of perplexity"},
+        {"results.json", "\xff\xfe", "not valid JSON"},
+        {"train.log", "a table\n1,2\n", "found first line 'a table'"},
+        {"eval.log", "\xff\n", "found first line"},
+        {"args.json", "[1]", "no object 'args'"},
+        {"args.json", "{\"args\": {\"position_encoding\": [1]}, \"model_args\": {}}", "no usable 'position_encoding'"},
+        {"model.safetensors", "short", "not a safetensors file"},
+    };
+    expect_status(0, "scripts/sweep.sh --encodings bam_ssmax --sizes l2" MODEL " --log_dir $S/hurt --num_iterations 8");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char* file = text("broken/l2/bam_ssmax/version_00/%s", cases[i].file);
+        expect_status(0, "rm -rf $S/broken; cp -a $S/hurt $S/broken");
+        write_scratch(file, cases[i].content);
+        expect_status(1, "scripts/plot.sh $S/broken/l2/bam_ssmax/version_00 --out $S/none");
+        assert_true(count_words(output, "error: ") == 1 && !strstr(output, "Traceback"));
+        expect_words(cases[i].file);
+        expect_words(cases[i].words);
+        int status = shell("python3 -B scripts/passkey_table.py $S/broken/l2/bam_ssmax/version_00");
+        assert_true(status == 0 || (strncmp(output, "error: ", 7) == 0 && count_words(output, "\n") == 1));
+        shell("scripts/sweep.sh --encodings bam_ssmax --sizes l2 --log_dir $S/broken --summary");
+        assert_null(strstr(output, "Traceback"));
+        free(file);
+    }
+    // rows that are damaged are left out, the others drawn
+    expect_status(
+        0, "printf '\\377\\377,1\\n9,nan,nan,1,1,1,1\\n9,1,\\n\\0000,1' >>$S/hurt/l2/bam_ssmax/version_00/train.log");
+    expect_status(0, "scripts/plot.sh $S/hurt/l2/bam_ssmax/version_00 --out $S/rows --only loss");
+    expect_pictures("rows", "loss");
+    // a whole older checkpoint is what a sweep goes on from
+    expect_status(0,
+                  "cd $S/hurt/l2/bam_ssmax/version_00/checkpoints; mkdir step_000000009; touch .DS_Store; "
+                  "cp -a step_000000008 step_000000010; echo damaged >step_000000010/optimizer.safetensors");
+    expect_status(
+        0, "scripts/sweep.sh --encodings bam_ssmax --sizes l2" MODEL " --log_dir $S/hurt --num_iterations 8 --dry_run");
+    expect_words("l2 bam_ssmax: finished");
+    expect_status(1, "scripts/sweep.sh --encodings bam --sizes l2 --log_dir $S/refused --eval \"'\"");
+    expect_words("error: --eval|close its quotes");
+}
+
+// Names that a shell, gnuplot or an 8-bit locale would take for something else; full and closed outputs.
+static void test_plot_names(void** state) {
+    (void)state;
+    expect_status(0, "scripts/sweep.sh --encodings bam_ssmax --sizes l2" MODEL " --log_dir $S/name --num_iterations 4");
+    expect_status(0,
+                  "run=$S/name/l2/bam_ssmax/version_00; mkdir $S/odd; "
+                  "cp -a $run \"$S/odd/$(printf 'a\\nb')\"; cp -a $run \"$S/odd/c '\\`touch pwned\\`\\\" \\\\\"; "
+                  "cp -a $run \"$S/odd/$(printf '\\377e')\"");
+    static const char* const locales[] = {"C", "C.utf8"};
+    for (size_t i = 0; i < 2; i++) {
+        char* command = text(
+            "LC_ALL=%s PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 scripts/plot.sh \"$S/odd/$(printf 'a\\nb')\" $S/odd/c* "
+            "\"$S/odd/$(printf '\\377e')\" --out \"$S/$(printf 'o\\nut%zu')\"",
+            locales[i], i);
+        expect_status(0, command);
+        expect_words("a\\nb: no results.json|wrote |/loss.png");
+        free(command);
+    }
+    expect_status(0,
+                  "ls \"$S/$(printf 'o\\nut0')\" | wc -l; ls pwned $S/pwned \"$S/$(printf 'o\\nut0')/pwned\" || true");
+    expect_words("8\n");  // the losses and three priors
+    assert_int_equal(count_words(output, "No such file"), 3);
+    expect_status(1, "scripts/plot.sh $S/name/l2/bam_ssmax/version_00 --out $S/full >/dev/full");
+    expect_words("error: output: No space left");
+    assert_int_equal(count_words(output, "\n"), 1);
+    expect_status(0, "scripts/plot.sh $S/name/l2/bam_ssmax/version_00 --out $S/full >&-");
+}
+
 // The curves of the priors' picture are those of the model: one program prints both, read back line by line.
 static void test_plotted_priors(void** state) {
     (void)state;
@@ -410,6 +507,9 @@ int main(void) {
         cmocka_unit_test(test_multi_node),
         cmocka_unit_test(test_published_command),
         cmocka_unit_test(test_plot),
+        cmocka_unit_test(test_plot_perplexity),
+        cmocka_unit_test(test_damaged_runs),
+        cmocka_unit_test(test_plot_names),
         cmocka_unit_test(test_plotted_priors),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -348,12 +348,18 @@ static void test_refusals(void** state) {
     free(path);
 }
 
+// Interrupted once it has begun to write, it leaves nothing.
 static void test_interrupted(void** state) {
     (void)state;
-    assert_int_equal(shell("timeout -s TERM 0.3 " PROGRAM " --documents 900_000_000_000 --out %s/i.txt", scratch), 124);
-    assert_int_equal(
-        shell("timeout -s TERM 0.3 " PROGRAM " --documents 900_000_000_000 --tokenizer bytes --out %s/i", scratch),
-        124);
+    static const char* const outputs[][2] = {{"i.txt", "i.txt.tmp*"}, {"i --tokenizer bytes", "i/*.tmp"}};
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(shell(PROGRAM " --documents 900_000_000_000 --out %s/%s & "
+                                       "for try in $(seq 2400); do ls %s/%s && break; sleep 0.05; done; "
+                                       "kill -TERM $! && wait $!",
+                               scratch, outputs[i][0], scratch, outputs[i][1]),
+                         128 + SIGTERM);
+        assert_contains(&output, ".tmp");
+    }
     assert_int_not_equal(shell("ls -d %s/i*", scratch), 0);
 }
 
@@ -385,6 +391,9 @@ static void check_stream(const char* flags, const char* documents, size_t size) 
     }
 }
 
+#define BEGIN "{\"bamc_stream\": \"begins\"}\n"
+#define END(n) "{\"bamc_stream\": \"ends after " #n " documents\"}\n"
+#define A_LINE "{\"text\":\"a\"}\n"
 #define CHECK_STREAM(flags, documents) check_stream(flags, documents, sizeof(documents) - 1)
 #define ONE "one\n\ntwo|"
 #define TWO "\xC3\xA9\xE6\x97\xA5 \xF0\x9F\x98\x80 \"q\" \\ \0.|"
@@ -404,11 +413,65 @@ static void test_stream(void** state) {
     CHECK_STREAM(twice, ONE TWO THREE ONE TWO THREE);
     free(twice);
     assert_succeeded(shell("python3 dataset/wikipedia.py --local %s/l.jsonl --seq_len 10", scratch));
-    assert_string_equal(output.bytes, "{\"text\": \"a long one of more than thirty bytes\"}\n");
+    assert_string_equal(output.bytes, BEGIN "{\"text\": \"a long one of more than thirty bytes\"}\n" END(1));
     assert_succeeded(shell("python3 -c 'print(\"{\\\"text\\\":\\\"x\\\"}\\n\" * 100000)' >%s/many.jsonl", scratch));
-    assert_succeeded(shell("python3 dataset/fineweb.py --local %s/many.jsonl | head -n 1", scratch));
+    assert_succeeded(shell("python3 dataset/fineweb.py --no_marks --local %s/many.jsonl | head -n 1", scratch));
     assert_string_equal(output.bytes, "{\"text\": \"x\"}\n");
     assert_string_equal(errors.bytes, "");
+}
+
+// A stream that was saved is a source, too, and is whole or refused; so is a named pipe, which is opened once.
+static void test_stream_of_saved_stream(void** state) {
+    (void)state;
+    static const struct {
+        const char *lines, *words;
+    } saved[] = {
+        {BEGIN A_LINE END(1), NULL},
+        {A_LINE BEGIN A_LINE END(1) BEGIN END(0), NULL},
+        {BEGIN A_LINE, "s.jsonl:2: the stream has no end"},
+        {BEGIN A_LINE END(2), "the stream has 1 documents, and says that it has 2"},
+        {A_LINE END(1), "s.jsonl:2: a stream ends that never began"},
+        {BEGIN A_LINE BEGIN, "s.jsonl:3: a stream begins in a stream"},
+        {BEGIN A_LINE "{\"bamc_stream\": \"failed: reason\"}\n", "s.jsonl:3: the stream failed: reason"},
+    };
+    for (size_t i = 0; i < sizeof saved / sizeof *saved; i++) {
+        free(write_bytes("s.jsonl", saved[i].lines, strlen(saved[i].lines)));
+        int status = shell("python3 dataset/fineweb.py --local %s/s.jsonl", scratch);
+        if (saved[i].words) {
+            assert_refused(status, saved[i].words);
+            assert_contains(&output, "\"failed: ");
+        } else {
+            assert_succeeded(status);
+        }
+    }
+    assert_succeeded(
+        shell("D=%s; rm $D/s.jsonl; mkfifo $D/s.jsonl; timeout 60 sh -c \"cat $D/l.jsonl >$D/s.jsonl\" & "
+              "timeout 60 python3 dataset/fineweb.py --local %s/s.jsonl",
+              scratch, scratch));
+    assert_contains(&output, END(3));
+}
+
+// Nowhere to write to is an error of one line.
+static void test_stream_to_nowhere(void** state) {
+    (void)state;
+    static const struct {
+        const char* to;
+        int status;
+        const char* words;
+    } cases[] = {
+        {">/dev/full", 1, "error: standard output: No space left on device"},
+        {">&-", 1, "error: standard output is closed"},
+        {"<&- >&-", 1, "error: standard output is closed"},
+        {"<&-", 0, "3 documents"},
+        {"<&- 2>&-", 0, ""},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(shell("python3 dataset/fineweb.py --local %s/l.jsonl %s", scratch, cases[i].to),
+                         cases[i].status);
+        assert_contains(&errors, cases[i].words);
+        assert_null(strstr(errors.bytes, "Traceback"));
+        if (cases[i].status == 0) { assert_contains(&output, END(3)); }
+    }
 }
 
 static void test_stream_errors(void** state) {
@@ -442,10 +505,19 @@ static void test_stream_errors(void** state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reproducible), cmocka_unit_test(test_passkey),         cmocka_unit_test(test_own_texts),
-        cmocka_unit_test(test_strings),      cmocka_unit_test(test_shards),          cmocka_unit_test(test_sequences),
-        cmocka_unit_test(test_refusals),     cmocka_unit_test(test_vocabulary_text), cmocka_unit_test(test_interrupted),
-        cmocka_unit_test(test_stream),       cmocka_unit_test(test_stream_errors),
+        cmocka_unit_test(test_reproducible),
+        cmocka_unit_test(test_passkey),
+        cmocka_unit_test(test_own_texts),
+        cmocka_unit_test(test_strings),
+        cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_sequences),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_vocabulary_text),
+        cmocka_unit_test(test_interrupted),
+        cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_stream_of_saved_stream),
+        cmocka_unit_test(test_stream_to_nowhere),
+        cmocka_unit_test(test_stream_errors),
     };
     return cmocka_run_group_tests(tests, make_scratch, drop_scratch);
 }

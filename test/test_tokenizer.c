@@ -149,6 +149,7 @@ static void test_refusals(void** state) {
     char folder[64];
     scratch_folder(folder);
     char *missing = text("%s/none.model", folder), *garbage = text("%s/garbage", folder);
+    char* no_text = text("%s/notext", folder);  // a piece without text: the library throws
     char *empty = text("%s/empty", folder), *no_bos = text("%s/nobos", folder), *cut = text("%s/cut", folder);
     FILE* f = fopen(garbage, "wb");
     for (int i = 0; i < 5000; i++) { fputc(i * 7 % 251, f); }
@@ -158,6 +159,9 @@ static void test_refusals(void** state) {
     model_create(no_bos, &recipe);
     recipe.bos = true;
     model_create(cut, &recipe);
+    static const char* const nothing[] = {"a", "", NULL};
+    recipe.pieces = nothing, recipe.type = MODEL_UNIGRAM;
+    model_create(no_text, &recipe);
     struct stat info;
     assert_int_equal(stat(cut, &info), 0);
     assert_int_equal(truncate(cut, info.st_size - 3), 0);
@@ -171,17 +175,76 @@ static void test_refusals(void** state) {
         {empty, {empty, "0 bytes", "no SentencePiece model"}},
         {cut, {cut, "no SentencePiece model"}},
         {no_bos, {no_bos, "no BOS id"}},
+        {no_text, {no_text, "no SentencePiece model"}},
+        {"/dev/zero", {"/dev/zero", "too many for a SentencePiece model"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         OpenCase c = {cases[i].path};
         expect_fatal(open_it, &c, cases[i].words);
     }
-    char* all[] = {missing, garbage, empty, no_bos, cut};
-    for (size_t i = 0; i < 5; i++) {
+    char* all[] = {missing, garbage, empty, no_bos, cut, no_text};
+    for (size_t i = 0; i < 6; i++) {
         unlink(all[i]);
         free(all[i]);
     }
     rmdir(folder);
+}
+
+static void open_and_encode(void* argument) {
+    Tokenizer* t = tokenizer_open(((const OpenCase*)argument)->path);
+    TokenList ids = {0};
+    tokenizer_encode(t, "abc \xFF", 5, &ids);
+    free(ids.ids);
+    tokenizer_close(t);
+}
+
+// The library follows the table of its normaliser blindly: one that leads nowhere is refused before it can.
+static void test_damaged_charsmap(void** state) {
+    (void)state;
+    enum { UNITS = 256 };
+    char folder[64];
+    scratch_folder(folder);
+    char* path = text("%s/charsmap.model", folder);
+    static const struct {
+        uint32_t bytes;          // of the trie, as the table says
+        uint32_t root, a, leaf;  // units 0, 'a', and 200, to which 'a' leads by 'a' ^ 200
+        bool good;
+    } rows[] = {
+        {4 * UNITS, 0, 0, 0, true},                                          // an empty trie
+        {4 * UNITS, 0, 'a' | 256 | ('a' ^ 200) << 10, 1u << 31, true},       // "a" becomes the text at 0
+        {4 * UNITS, 0, 'a' | 256 | ('a' ^ 200) << 10, 1u << 31 | 2, false},  // at 2, where there is none
+        {4 * UNITS, 0, 'a' | 1 << 20, 0, false},                             // children beyond the trie
+        {4 * UNITS, 1 << 20, 0, 0, false},
+        {4 * UNITS + 2, 0, 0, 0, false},
+        {4 * UNITS + 1000, 0, 0, 0, false},
+        {0, 0, 0, 0, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ModelRecipe recipe = {plain, NULL, 0, MODEL_BPE, true, true, true, false};
+        model_create(path, &recipe);
+        uint32_t map[1 + UNITS] = {rows[i].bytes, rows[i].root};
+        map[1 + 'a'] = rows[i].a;
+        map[1 + 200] = rows[i].leaf;
+        ModelMessage inner = {{0}, 0}, outer = {{0}, 0};
+        const char texts[2] = {'b', 0};
+        model_varint(&inner, 2 << 3 | 2);
+        model_varint(&inner, sizeof map + sizeof texts);
+        model_varint(&outer, 3 << 3 | 2);
+        model_varint(&outer, inner.size + sizeof map + sizeof texts);
+        FILE* f = fopen(path, "ab");
+        fwrite(outer.bytes, 1, outer.size, f), fwrite(inner.bytes, 1, inner.size, f);
+        fwrite(map, 1, sizeof map, f), fwrite(texts, 1, sizeof texts, f);
+        fclose(f);
+        OpenCase c = {path};
+        const char* words[] = {path, "no SentencePiece model", NULL};
+        if (rows[i].good) {
+            open_and_encode(&c);
+        } else {
+            expect_fatal(open_and_encode, &c, words);
+        }
+    }
+    unlink(path), rmdir(folder);
+    free(path);
 }
 
 // ----------------------------------------------------------------------------
@@ -380,6 +443,7 @@ int main(void) {
         cmocka_unit_test(test_bytes),
         cmocka_unit_test(test_words_equal_whole),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_damaged_charsmap),
         cmocka_unit_test_setup_teardown(test_mistral_facts, open_mistral, close_mistral),
         cmocka_unit_test_setup_teardown(test_mistral_golden, open_mistral, close_mistral),
         cmocka_unit_test_setup_teardown(test_mistral_decode, open_mistral, close_mistral),

@@ -4,6 +4,10 @@ what --help prints parses, reaches args.json and has an effect.
 */
 #include "train_util.h"
 
+#include "../llmc/model.h"
+#include "../llmc/model_args.h"
+#include "../llmc/train_args.h"
+
 #define MODEL " --model_size l2 --dim 32 --n_heads 2 --batch_size 2 --sequence_length 32 --tokenizer bytes"
 #define STEP MODEL " --tokens_per_step 64 --num_iterations 2 --val_tokens 0"
 
@@ -53,6 +57,7 @@ static const struct {
     {STEP " --theta_mu_init 30", "--theta_mu_init 30|-20 to 20"},
     {STEP " --theta_alpha_init steep", "--theta_alpha_init: found 'steep'|log_slope"},
     {STEP " --dim 65536 --n_heads 1024 --n_layers 1000", "the model needs|free|--model_size"},
+    {STEP " --log_dir caf\xE9", "--log_dir|not UTF-8"},
     {STEP " --init_from nowhere.safetensors", "nowhere.safetensors: No such file"},
     // the machine
     {STEP " --dtype float16", "float16 is not supported|bfloat16"},
@@ -205,6 +210,18 @@ static void test_rounding(void** state) {
     }
 }
 
+// 7 steps of 2857 tokens and the last target are all of the data: nothing is left when it starts again.
+static void test_epoch_without_a_rest(void** state) {
+    (void)state;
+    Run r = run_flags("epoch", STEP " --batch_size 2857 --sequence_length 7 --tokens_per_step 19999 --dim 16");
+    assert_true(exited_with(&r, 0));
+    assert_non_null(strstr(r.out, "epoch 1: the data starts again\n"));
+    run_free(&r);
+    Run rest = run_flags("rest", STEP " --batch_size 312 --sequence_length 64 --tokens_per_step 19968 --dim 16");
+    assert_non_null(strstr(rest.out, "epoch 1: the data starts again; its last 31 tokens were too few for a step\n"));
+    run_free(&rest);
+}
+
 // Each flag, on top of the same run, changes the weights that come out of it.
 static void test_effects(void** state) {
     (void)state;
@@ -280,6 +297,97 @@ static void test_frozen(void** state) {
     }
 }
 
+// ----------------------------------------------------------------------------
+// what follows from the arguments, and model_args
+
+// Validation tokens that nobody asked for are whole batches, at most the published number.
+static void test_default_validation(void** state) {
+    (void)state;
+    static const struct {
+        const char *batch, *length;
+        size_t ranks, tokens;
+    } rows[] = {{"64", "512", 1, 3932160},
+                {"18", "512", 1, 3926016},
+                {"36", "512", 1, 3926016},
+                {"36", "512", 3, 3926016 - 3926016 % (36 * 512 * 3)},
+                {"4096", "4096", 1, 16777216}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        TrainArgs a;
+        char program[] = "train_gpt", batch[] = "--batch_size", length[] = "--sequence_length";
+        char* argv[] = {program, batch, (char*)rows[i].batch, length, (char*)rows[i].length, NULL};
+        Options o = train_options(&a);
+        options_parse(&o, 5, argv);
+        assert_int_equal(train_val_tokens(&a, &o, rows[i].ranks), rows[i].tokens);
+        options_free(&o);
+    }
+}
+
+#define GOOD_ARGS "\"dim\": 32, \"n_layers\": 1, \"n_heads\": 2, \"vocab_size\": 258"
+
+static void read_model_args(void* json) {
+    model_config_from_json(cJSON_Parse((const char*)json), "rotary", 256, "run/args.json");
+}
+
+// Sizes are bounded as those of the flags are; of two equal names the first counts.
+static void test_model_args_refusals(void** state) {
+    (void)state;
+    static const struct {
+        const char *json, *words[4];
+    } rows[] = {
+        {"{\"n_layers\": 1e12, " GOOD_ARGS "}", {"run/args.json: model_args.n_layers = 1e+12", "from 1 to 1000", NULL}},
+        {"{\"n_layers\": 0, " GOOD_ARGS "}", {"model_args.n_layers = 0", NULL}},
+        {"{\"dim\": 1048576, " GOOD_ARGS "}", {"model_args.dim", "to 65536", NULL}},
+        {"{\"n_heads\": 2048, " GOOD_ARGS "}", {"model_args.n_heads", "to 1024", NULL}},
+        {"{\"n_kv_heads\": 1e300, " GOOD_ARGS "}", {"model_args.n_kv_heads", NULL}},
+        {"{\"vocab_size\": 1e12, " GOOD_ARGS "}", {"model_args.vocab_size", "to 2147483648", NULL}},
+        {"{\"ffn_dim_multiplier\": 1e9, " GOOD_ARGS "}", {"model_args.ffn_dim_multiplier", "1048576", NULL}},
+        {"{\"ffn_dim_multiplier\": -1, " GOOD_ARGS "}", {"model_args.ffn_dim_multiplier", NULL}},
+        {"{\"rope_theta\": 0, " GOOD_ARGS "}", {"model_args.rope_theta = 0", "1.000001", NULL}},
+        {"{\"dim\": \"32\", " GOOD_ARGS "}", {"model_args.dim", "not a number", NULL}},
+    };
+    char good[] = "{" GOOD_ARGS "}";
+    read_model_args(good);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        expect_fatal(read_model_args, (void*)rows[i].json, rows[i].words);
+    }
+}
+
+static void plan_too_much(void* unused) {
+    (void)unused;
+    const char* json = "{\"dim\": 65536, \"n_layers\": 1000, \"n_heads\": 1024, \"vocab_size\": 2147483648}";
+    ModelConfig c = model_config_from_json(cJSON_Parse(json), "bam_ssmax", -1, "run/args.json");
+    ModelPlan plan = {MODE_TRAIN, 1 << 20, 1 << 24, 1, 1 << 24, 0, 1};
+    Model m;
+    model_plan(&m, &c, &plan);
+}
+
+// Sizes whose products no size_t holds are refused before anything is made of them.
+static void test_sizes_that_overflow(void** state) {
+    (void)state;
+    static const char* const words[] = {"1048576 x 16777216 tokens", "--batch_size", NULL};
+    expect_fatal(plan_too_much, NULL, words);
+}
+
+static void compare_model_args(void* pair) {
+    const char* const* json = (const char* const*)pair;
+    model_args_check_same(cJSON_Parse(json[0]), cJSON_Parse(json[1]), "run");
+}
+
+// A field that the published classes do not know is written only where it is not the default; read, both are the same.
+static void test_model_args_defaults(void** state) {
+    (void)state;
+    const char* same[][2] = {{"{\"ssmax_prior\": \"inside\"}", "{}"},
+                             {"{}", "{\"ssmax_prior\": \"inside\"}"},
+                             {"{\"sinusoidal_freqs\": \"bam\"}", "{}"},
+                             {"{\"ssmax_prior\": \"outside\"}", "{\"ssmax_prior\": \"outside\"}"}};
+    const char* other[][2] = {{"{\"ssmax_prior\": \"inside\"}", "{\"ssmax_prior\": \"outside\"}"},
+                              {"{}", "{\"ssmax_prior\": \"outside\"}"},
+                              {"{\"sinusoidal_freqs\": \"vaswani\"}", "{}"}};
+    static const char* const words[] = {"run: model has", "the flags ask for", NULL};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) { compare_model_args(same[i]); }
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) { expect_fatal(compare_model_args, other[i], words); }
+}
+
 static void make_special_dataset(const char* name, size_t vocab_size, size_t bad_token) {
     Folder folder = dataset_folder(name);
     ShardInfo info = {2, 2000, vocab_size, BYTES_BOS, BYTES_EOS, 1};
@@ -295,10 +403,18 @@ int main(void) {
     make_special_dataset("wide", 300, 0);
     make_special_dataset("outside", BYTES_VOCAB, 140);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_bad_token),
-        cmocka_unit_test(test_help),     cmocka_unit_test(test_published_command),
-        cmocka_unit_test(test_rounding), cmocka_unit_test(test_effects),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_token),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_published_command),
+        cmocka_unit_test(test_rounding),
+        cmocka_unit_test(test_epoch_without_a_rest),
+        cmocka_unit_test(test_effects),
         cmocka_unit_test(test_frozen),
+        cmocka_unit_test(test_default_validation),
+        cmocka_unit_test(test_model_args_refusals),
+        cmocka_unit_test(test_sizes_that_overflow),
+        cmocka_unit_test(test_model_args_defaults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -148,6 +148,17 @@ static inline Run start_command(const char* command) {
     return r;
 }
 
+// Starts the program in another folder; prefix: a command before it, such as "nohup", or "".
+static inline Run start_train_in(const char* folder, const char* prefix, const char* flags) {
+    const char* given = getenv("TRAIN_GPT");
+    char* program = realpath(given ? given : "./train_gpt", NULL);
+    assert_non_null(program);
+    char* command = text("env -C %s %s %s %s", folder, prefix, program, flags);
+    Run r = start_command(command);
+    free(command), free(program);
+    return r;
+}
+
 static inline Run start_train(const char* flags) {
     const char* program = getenv("TRAIN_GPT");
     char* command = text("%s %s", program ? program : "./train_gpt", flags);
@@ -170,6 +181,20 @@ static inline bool read_until(Run* r, const char* words) {
         r->out[length] = '\0';
     }
     return true;
+}
+
+// Waits until the process has computed for so many seconds more, however long that takes on a busy machine, or until it
+// has ended.
+static inline void wait_for_work(pid_t process, double seconds) {
+    struct timespec t;
+    clockid_t clock;
+    double started = -1;
+    while (clock_getcpuclockid(process, &clock) == 0 && clock_gettime(clock, &t) == 0) {
+        double now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+        if (started < 0) { started = now; }
+        if (now - started >= seconds || kill(process, 0) != 0) { return; }
+        usleep(1000);
+    }
 }
 
 static inline void finish_train(Run* r) {

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(128) attention_combine_kernel(AttentionForward
     float out[ATTENTION_MAX_HEAD / 32] = {0.0f};
     for (int s = 0; s < task.splits; s++) {
         const float2 part = task.partial_softmax[s * rows + row];
-        if (part.x == -INFINITY) { continue; }  // its document begins in a later split
+        if (part.y == 0.0f) { continue; }  // its document begins in a later split; the sum of what is NaN is not 0
         const float factor = fast_exp2(part.x - maximum);
         sum += part.y * factor;
         const float* from = task.partial_out + (s * rows + row) * in.size.HS;

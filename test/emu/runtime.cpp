@@ -5,6 +5,7 @@ for programs of several processes, each of which uses one.
 */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "emulator.h"
 
@@ -89,6 +90,10 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
     p->maxGridSize[1] = p->maxGridSize[2] = 65535;
     p->major = 9;
     p->pciBusID = device + 1;
+    // every process has the same devices, as NCCL's stand-in sees them, too
+    const char* shared = getenv("EMU_NCCL_SAME_DEVICE");
+    const int identity[] = {device + 1, shared && *shared == '1' ? static_cast<int>(getpid()) : 0};
+    memcpy(&p->uuid, identity, sizeof identity);
     p->multiProcessorCount = MULTIPROCESSORS;
     p->l2CacheSize = 50 << 20;
     p->memoryBusWidth = 5120;

@@ -5,7 +5,7 @@ field: a damaged line is an error, never a shortened document. Unlike cJSON it k
 #ifndef JSON_TEXT_H
 #define JSON_TEXT_H
 
-#include "../llmc/util.h"
+#include "util.h"
 
 enum { JSON_MAX_DEPTH = 256 };
 

@@ -1,11 +1,14 @@
 /*
 Where documents begin and end, in blocks of an input file that are cut between documents.
 
-  txt    documents are separated by blank lines (nothing but \n or \r\n), and lose the line end of their last line; or
-by a separator string, and lose one line end at each end, so that separators may stand on a line of their own jsonl  one
-object a line, the document is its text field; blank lines are skipped
+  txt    documents are separated by blank lines (nothing but a line end), and lose the line end of their last line; or
+         by a separator string, and lose one line end at each end, so that separators may stand on a line of their own
+  jsonl  one object a line, the document is its text field; blank lines are skipped
 
 documents_cut() finds where a block can be cut, document_next() walks through the block.
+
+A program that streams jsonl may announce it, so that a stream that was cut short is known from a whole one
+(stream_marks.h). Its marks are lines of their own: objects whose first key is bamc_stream.
 */
 #ifndef DOCUMENTS_H
 #define DOCUMENTS_H
@@ -18,15 +21,41 @@ typedef struct {
     const char* separator;  // separator_length 0 = blank lines
     size_t separator_length;
     const char* text_field;
+    bool raw_lines;  // the separator holds a \r without \n: line ends are left as they are
 } DocumentRules;
+
+// A line that is no document but says where a stream begins, ends or failed.
+typedef struct {
+    const char* text;  // in the block
+    size_t length;
+    size_t line;       // of the block, from 0
+    size_t documents;  // of the block before it, empty ones included
+} StreamMark;
+
+typedef struct {
+    StreamMark* items;
+    size_t count, capacity;
+} StreamMarks;
 
 // A walk through the documents of text[p..end); line counts from 0 at the start of the block.
 typedef struct {
     char *p, *end;
     size_t line;
+    size_t documents, separators;  // so far
+    StreamMarks* marks;            // where they are put down
     Json json;
     bool failed;  // json.error says why, line where
 } DocumentCursor;
+
+static inline DocumentCursor document_cursor(char* block, size_t size, StreamMarks* marks) {
+    DocumentCursor c;
+    memset(&c, 0, sizeof c);
+    c.p = block;
+    c.end = block + size;
+    c.marks = marks;
+    marks->count = 0;
+    return c;
+}
 
 // Is the newline at block[i] the end of a blank line? The block starts where a line starts.
 static inline bool is_blank_line_end(const char* block, size_t i) {
@@ -85,6 +114,7 @@ static inline bool next_between_separators(const DocumentRules* rules, DocumentC
         separator = (char*)memmem(start, (size_t)(end - start), rules->separator, rules->separator_length);
     }
     if (separator) { end = separator; }
+    c->separators += separator != NULL;
     c->p = separator ? separator + rules->separator_length : c->end;
     if (start < end && *start == '\r' && end - start > 1 && start[1] == '\n') { start++; }
     if (start < end && *start == '\n') { start++; }
@@ -97,6 +127,31 @@ static inline bool next_between_separators(const DocumentRules* rules, DocumentC
     return separator || *length > 0;
 }
 
+#define STREAM_MARK_KEY "bamc_stream"
+
+// line[n] without blanks before it.
+static inline bool is_stream_mark(const char* line, size_t n) {
+    static const char key[] = "\"" STREAM_MARK_KEY "\"";
+    size_t i = 1;
+    if (n == 0 || *line != '{') { return false; }
+    while (i < n && (line[i] == ' ' || line[i] == '\t')) { i++; }
+    return n - i >= sizeof key - 1 && memcmp(line + i, key, sizeof key - 1) == 0;
+}
+
+static inline bool take_stream_mark(DocumentCursor* c, char* line, size_t n, size_t line_number) {
+    StreamMarks* marks = c->marks;
+    char* said;
+    size_t length;
+    if (!json_text_field(&c->json, line, n, STREAM_MARK_KEY, &said, &length)) { return false; }
+    if (marks->count == marks->capacity) {
+        marks->capacity = 2 * marks->capacity + 4;
+        marks->items = (StreamMark*)xrealloc(marks->items, marks->capacity * sizeof *marks->items);
+    }
+    StreamMark mark = {said, length, line_number, c->documents};
+    marks->items[marks->count++] = mark;
+    return true;
+}
+
 static inline bool next_json_line(const DocumentRules* rules, DocumentCursor* c, char** text, size_t* length) {
     while (c->p < c->end) {
         size_t n, line_number = c->line++;
@@ -104,7 +159,11 @@ static inline bool next_json_line(const DocumentRules* rules, DocumentCursor* c,
         size_t blanks = 0;
         while (blanks < n && (line[blanks] == ' ' || line[blanks] == '\t')) { blanks++; }
         if (blanks == n) { continue; }
-        if (json_text_field(&c->json, line, n, rules->text_field, text, length)) { return true; }
+        if (is_stream_mark(line + blanks, n - blanks)) {
+            if (take_stream_mark(c, line, n, line_number)) { continue; }
+        } else if (json_text_field(&c->json, line, n, rules->text_field, text, length)) {
+            return true;
+        }
         c->line = line_number;
         c->failed = true;
         return false;
@@ -117,9 +176,11 @@ static inline bool next_json_line(const DocumentRules* rules, DocumentCursor* c,
 static inline bool document_next(const DocumentRules* rules, Format format, DocumentCursor* c, char** text,
                                  size_t* length) {
     c->json.replaced = false;
-    if (format == FORMAT_JSONL) { return next_json_line(rules, c, text, length); }
-    if (rules->separator_length) { return next_between_separators(rules, c, text, length); }
-    return next_between_blank_lines(c, text, length);
+    bool found = format == FORMAT_JSONL    ? next_json_line(rules, c, text, length)
+                 : rules->separator_length ? next_between_separators(rules, c, text, length)
+                                           : next_between_blank_lines(c, text, length);
+    c->documents += found;
+    return found;
 }
 
 // The size of the valid UTF-8 sequence at s[n] (Unicode 15, table 3-7), 0 when there is none.
