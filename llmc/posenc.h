@@ -230,7 +230,7 @@ to both.
     X(KERPLE_POWER, kerple_power_scale, 1, POSENC_PER_HEAD, true, "uniform", "number uniform log_slope sampled", 20,  \
       NULL, "logarithm of r1 of kerple_power")                                                                        \
     X(KERPLE_POWER, kerple_power_exponent, 1, POSENC_PER_HEAD, true, "uniform", "number uniform sampled", 20, NULL,   \
-      "exponent of kerple_power, as ln(r2 / (2 - r2)),")                                                              \
+      "logit of half the exponent of kerple_power")                                                                   \
     X(ALIBI_LEARNED, alibi_log_slope, 1, POSENC_PER_HEAD, true, "log_slope", "number log_slope sampled", 20, NULL,    \
       "logarithms of ALiBi's slopes")                                                                                 \
     X(T5, t5_bias, T5_BUCKETS, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL,                               \
