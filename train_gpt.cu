@@ -69,7 +69,10 @@ static void choose_encoding(Trainer* t) {
     bool known = posenc_parse(t->args.position_encoding, &t->encoding, &t->ssmax);
     assert(known);
     (void)known;
-    attention_choose(t->args.attention, posenc_terms(t->encoding, t->ssmax));
+    unsigned terms = posenc_terms(t->encoding, t->ssmax);
+    // libraries know the published slopes alone
+    if (strcmp(t->args.alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
+    attention_choose(t->args.attention, terms);
 }
 
 static void open_data(Trainer* t) {

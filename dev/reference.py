@@ -36,6 +36,9 @@ DEFAULTS = dict(
     weight_decay=0.1, grad_clip=0.75, steps=3,
 )  # fmt: skip
 
+# Of encodings that differ from others in the bias alone.
+SMALL = dict(n_layers=1, ffn_dim=16, vocab_size=24)
+
 # Learning rates: RAdam's first five steps are momentum descent, which needs more to move the weights
 # visibly; from the sixth step on, and under AdamW, a step is about learning_rate in every weight.
 CASES = {
@@ -59,13 +62,38 @@ CASES = {
     "bam_ssmax_outside": dict(encoding="bam_ssmax", ssmax_prior="outside", dim=32, n_heads=4, n_kv_heads=1, n_layers=1),
     "bam_ssmax_mu_global": dict(encoding="bam_ssmax", theta_mu_trainable=1, global_prior=1),
     "bam_ssmax_adamw": dict(encoding="bam_ssmax", optimizer="adamw", learning_rate=0.01, prior_lr=0.003),
+    "kerple_log": dict(encoding="kerple_log", dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "kerple_log_ssmax": dict(encoding="kerple_log_ssmax", **SMALL),
+    "kerple_power": dict(encoding="kerple_power", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "kerple_power_ssmax": dict(encoding="kerple_power_ssmax", kerple_power_scale_trainable=0, **SMALL),
+    "alibi_learned": dict(encoding="alibi_learned", dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "alibi_learned_ssmax": dict(encoding="alibi_learned_ssmax", ssmax_prior="outside", **SMALL),
+    "sandwich": dict(encoding="sandwich", dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "sandwich_ssmax": dict(encoding="sandwich_ssmax", sandwich_dim=17, **SMALL),
+    "t5": dict(encoding="t5", dim=24, n_heads=3, n_kv_heads=1, **(SMALL | dict(seq_len=41))),
+    "t5_ssmax": dict(encoding="t5_ssmax", global_prior=1, **(SMALL | dict(n_layers=2))),
+    "table": dict(encoding="table", **SMALL),
+    "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
+    "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
 }
+
+# Further options of an encoding, in its own fixtures alone.
+OPTIONS = {
+    "kerple_log": dict(kerple_log_scale_trainable=1, kerple_log_rate_trainable=1),
+    "kerple_power": dict(kerple_power_scale_trainable=1, kerple_power_exponent_trainable=1),
+    "alibi_learned": dict(alibi_log_slope_trainable=1),
+    "sandwich": dict(sandwich_dim=128),
+    "t5": dict(t5_bias_trainable=1),
+    "table": dict(table_bias_trainable=1),
+}  # fmt: skip
 
 
 def configuration(name):
-    case = dict(DEFAULTS, **CASES[name])
+    kind = CASES[name].get("encoding", "nope").removesuffix("_ssmax")
+    case = DEFAULTS | OPTIONS.get(kind, {}) | CASES[name]
+    case["options"] = list(case)  # what the fixture's metadata says
+    case["kind"] = kind
     case["ssmax"] = case["encoding"].endswith("_ssmax")
-    case["kind"] = case["encoding"].removesuffix("_ssmax")
     case["head_size"] = case["dim"] // case["n_heads"]
     return case
 
@@ -75,14 +103,32 @@ def configuration(name):
 
 
 def prior_prefixes(case):
-    if case["kind"] != "bam":
+    if case["kind"] not in LEARNED:
         return []
     return ["prior."] if case["global_prior"] else [f"layers.{n}.attention.prior." for n in range(case["n_layers"])]
+
+
+LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table")
+
+
+def make_listed_prior(case, rng):
+    """What encodings other than BAM learn, by name, [rows,heads,1,1]."""
+    heads = case["n_heads"]
+    rows = {
+        "kerple_log": {"kerple_log_scale": rng.uniform(-1, 1, (1, heads)), "kerple_log_rate": rng.uniform(-2, 1, (1, heads))},
+        "kerple_power": {"kerple_power_scale": rng.uniform(-2, 0, (1, heads)), "kerple_power_exponent": rng.uniform(-2, 1, (1, heads))},
+        "alibi_learned": {"alibi_log_slope": np.log(alibi_slopes(heads))[None] + rng.uniform(-0.5, 0.5, (1, heads))},
+        "t5": {"t5_bias": rng.standard_normal((32, heads))},
+        "table": {"table_bias": rng.standard_normal((512, heads))},
+    }  # fmt: skip
+    return {name: value[:, :, None, None] for name, value in rows[case["kind"]].items()}
 
 
 def make_prior(case, rng, layer, name):
     """theta_alpha, theta_beta, theta_mu, spread over the heads. theta_beta is below zero for one head when
     theta_mu = 0; theta_mu of both signs keeps |delta| away from its kink at every integer distance."""
+    if case["kind"] != "bam":
+        return make_listed_prior(case, rng)
     heads = case["n_heads"]
     alpha = rng.uniform(-1.5, 0.5, heads)
     beta = rng.uniform(0.3, 1.3, heads)
@@ -144,9 +190,11 @@ def make_tokens(case, rng):
 # The model
 
 
-def alibi_slopes(heads):
+def alibi_slopes(heads, rule="published"):
     """Press et al. 2022 and its published code: for other than a power of two, the slopes of the power of
     two below, then every second slope of the power of two above."""
+    if rule == "geometric":
+        return 2.0 ** (-8.0 / heads * np.arange(1, heads + 1))
     power = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
     extra = [2.0 ** (-8.0 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
@@ -169,14 +217,48 @@ def rotate(x, theta):
     return jnp.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
 
 
+def sandwich(case):
+    """[heads,T] as Chi et al. 2023 publish it: sinusoidal embeddings times their transpose, here its first column."""
+    width = case["sandwich_dim"]
+    phase = np.arange(case["seq_len"])[:, None] / 10000.0 ** (2 * np.arange(width // 2) / width)
+    embedding = np.concatenate([np.sin(phase), np.cos(phase)], axis=-1)
+    compression = np.arange(1, case["n_heads"] + 1) * 8 / case["n_heads"]
+    return (embedding @ embedding[0])[None] / compression[:, None]
+
+
+def t5_bucket(distance):
+    """Raffel et al. 2020, relative_position_bucket with bidirectional=False, 32 buckets, max_distance 128."""
+    large = 16 + (np.log(np.maximum(distance, 1) / 16) / np.log(128 / 16) * 16).astype(int)
+    return np.where(distance < 16, distance, np.minimum(large, 31))
+
+
+def listed_bias(kind, get, d):
+    """P[h,i,j] at distances d[i,j] >= 0; get(name) is a tensor [rows,heads]."""
+    one = lambda name: get(name)[0][:, None, None]
+    if kind == "kerple_log":  # Chi et al. 2022, equation 4
+        return -jnp.exp(one("kerple_log_scale")) * jnp.log(1 + jnp.exp(one("kerple_log_rate")) * d)
+    if kind == "kerple_power":  # the same, with 0 < r2 < 2
+        r2 = 2 * jax.nn.sigmoid(one("kerple_power_exponent"))
+        return jnp.where(d > 0, -jnp.exp(one("kerple_power_scale")) * np.maximum(d, 1.0) ** r2, 0.0)
+    if kind == "alibi_learned":
+        return -jnp.exp(one("alibi_log_slope")) * d
+    if kind == "t5":
+        return get("t5_bias").T[:, t5_bucket(d)]
+    return get("table_bias").T[:, np.minimum(d, 511)]
+
+
 def relative_bias(case, params, n):
     """P[h,i,j], or None."""
     distance = np.arange(case["seq_len"])[None, :] - np.arange(case["seq_len"])[:, None]  # j - i
     if case["kind"] == "alibi":
-        return alibi_slopes(case["n_heads"])[:, None, None] * distance
-    if case["kind"] != "bam":
+        return alibi_slopes(case["n_heads"], case.get("alibi_slopes"))[:, None, None] * distance
+    if case["kind"] == "sandwich":
+        return sandwich(case)[:, np.maximum(-distance, 0)]
+    if case["kind"] not in LEARNED:
         return None
     prefix = prior_prefixes(case)[0 if case["global_prior"] else n]
+    if case["kind"] != "bam":
+        return listed_bias(case["kind"], lambda name: params[prefix + name][..., 0, 0], np.maximum(-distance, 0))
     alpha, beta, mu = (params[prefix + key][0] for key in ("theta_alpha", "theta_beta", "theta_mu"))
     delta = distance - (jnp.exp(mu) - jnp.exp(-mu))
     r = delta * jnp.sign(delta) + 1e-5  # not jnp.abs: JAX's derivative of that at 0 is 1, here sign(0) = 0
@@ -206,7 +288,7 @@ def attention(case, params, n, x, start):
     bias = relative_bias(case, params, n)
     if bias is None:
         z = scale * z
-    elif case["kind"] == "bam" and case["ssmax_prior"] == "inside":
+    elif case["kind"] in LEARNED and case["ssmax_prior"] == "inside":
         z = scale * (z + bias)
     else:
         z = scale * z + bias
@@ -257,7 +339,7 @@ def trainable(case, name):
     if name.endswith("seq_scale"):
         return not case["no_seq_scale"]
     leaf = name.rsplit(".", 1)[-1]
-    return bool(case[leaf + "_trainable"]) if leaf.startswith("theta_") else True
+    return bool(case.get(leaf + "_trainable", 1))
 
 
 def global_norm(case, grads):
@@ -287,7 +369,7 @@ def train(case, params, value_and_grad):
         norm = global_norm(case, grads)
         clip = min(1.0, case["grad_clip"] / (norm + 1e-6))
         for name in filter(lambda name: trainable(case, name), params):
-            rate = case["prior_lr"] if ".theta_" in name else case["learning_rate"]
+            rate = case["prior_lr"] if "prior." in name else case["learning_rate"]
             decay = case["weight_decay"] if params[name].ndim == 2 else 0.0  # decoupled; matrices only
             g, (m, v) = clip * np.asarray(grads[name]), moments[name]
             m = case["beta1"] * m + (1 - case["beta1"]) * g
@@ -317,7 +399,7 @@ def build(name):
     for step in sorted({3, case["steps"]}):
         tensors |= {f"step{step}.{key}": p for key, p in after[step - 1].items()}
     tensors = {key: x if key in ("tokens", "targets") else np.array(x, np.float32) for key, x in tensors.items()}
-    metadata = {key: f"{case[key]:.10g}" if isinstance(case[key], float) else str(case[key]) for key in DEFAULTS}
+    metadata = {key: f"{case[key]:.10g}" if isinstance(case[key], float) else str(case[key]) for key in case["options"]}
     return tensors, metadata, (case, params, tokens, targets, np.asarray(logits), grads)
 
 
@@ -341,15 +423,32 @@ def naive_attention(case, params, n, x, start):
     heads, group, size = case["n_heads"], case["n_heads"] // case["n_kv_heads"], case["head_size"]
     x, get = np.asarray(x), lambda key: np.asarray(params[f"layers.{n}.attention.{key}"])
     q, k, v = (x @ get(w + ".weight").T for w in ("wq", "wk", "wv"))
-    prior = "prior.theta_" if case["global_prior"] else f"layers.{n}.attention.prior.theta_"
+    prior = "prior." if case["global_prior"] else f"layers.{n}.attention.prior."
     out = np.zeros_like(x)
 
     def bias(h, d):
+        theta = lambda name, row=0: float(params[prior + name][row, h, 0, 0])
+        if case.get("alibi_slopes") == "geometric":
+            return -d * 256.0 ** (-(h + 1) / heads)
+        if case["kind"] == "kerple_log":
+            return -math.exp(theta("kerple_log_scale")) * math.log1p(d * math.exp(theta("kerple_log_rate")))
+        if case["kind"] == "kerple_power":
+            return -math.exp(theta("kerple_power_scale")) * d ** (1 + math.tanh(theta("kerple_power_exponent") / 2))
+        if case["kind"] == "alibi_learned":
+            return -math.exp(theta("alibi_log_slope")) * d
+        if case["kind"] == "sandwich":
+            angles = [d * 10000.0 ** (-2 * i / case["sandwich_dim"]) for i in range(case["sandwich_dim"] // 2)]
+            return sum(map(math.cos, angles)) * heads / (8 * h + 8)
+        if case["kind"] == "t5":  # the first distances of buckets 16 to 31, written out
+            first = [16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+            return theta("t5_bias", d if d < 16 else 15 + sum(d >= f for f in first))
+        if case["kind"] == "table":
+            return theta("table_bias", min(d, 511))
         if case["kind"] == "alibi":  # the slopes of 4 heads, of 12 heads, written out
             return -d * (4.0 ** -(h + 1) if heads == 4 else 2.0 ** -(h + 1) if h < 8 else 2.0 ** -(h - 7.5))
         if case["kind"] != "bam":
             return 0.0
-        alpha, beta, mu = (params[prior + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
+        alpha, beta, mu = (params[prior + "theta_" + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
         return -math.exp(alpha + beta * math.log(abs(-d - 2 * math.sinh(mu)) + 1e-5))
 
     def turn(vector, position):
@@ -365,7 +464,7 @@ def naive_attention(case, params, n, x, start):
         columns, kv_columns = (slice(head * size, (head + 1) * size) for head in (h, h // group))
         query = turn(q[b, i, columns], i)
         g = get("seq_scale")[0, h, 0, 0] * math.log(len(keys)) if case["ssmax"] else 1.0
-        inside = case["kind"] == "bam" and case["ssmax_prior"] == "inside"
+        inside = case["kind"] in LEARNED and case["ssmax_prior"] == "inside"
         z = []
         for j in keys:
             a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5

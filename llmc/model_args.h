@@ -37,6 +37,11 @@ static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, si
         // only where it is not the published code's way, which knows no such field
         if (c->posenc.sinusoidal_vaswani) { cJSON_AddStringToObject(o, "sinusoidal_freqs", "vaswani"); }
     }
+    const PosencSettings* settings = &c->posenc.settings;
+    if (c->encoding == POS_SANDWICH) { cJSON_AddNumberToObject(o, "sandwich_dim", (double)settings->sandwich_dim); }
+    if (c->encoding == POS_ALIBI && settings->alibi_geometric) {
+        cJSON_AddStringToObject(o, "alibi_slopes", "geometric");  // fields of published runs stay as they are
+    }
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
         if (tensor->owner != c->encoding) { continue; }
@@ -108,6 +113,9 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     c.posenc.rotary_theta = model_arg_theta(o, path, "rope_theta", c.posenc.rotary_theta);
     c.posenc.sinusoidal_theta = model_arg_theta(o, path, "sinusoidal_theta", c.posenc.sinusoidal_theta);
     c.posenc.sinusoidal_vaswani = strcmp(model_arg_text(o, "sinusoidal_freqs", "bam"), "vaswani") == 0;
+    c.posenc.settings.alibi_geometric = strcmp(model_arg_text(o, "alibi_slopes", "published"), "geometric") == 0;
+    c.posenc.settings.sandwich_dim =
+        model_arg_size(o, path, "sandwich_dim", c.posenc.settings.sandwich_dim, SANDWICH_MAX_DIM);
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
         c.posenc.init[t] = model_arg_text(o, tensor->init_name, c.posenc.init[t]);
@@ -144,6 +152,8 @@ static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* w
                   {"rope_theta", NULL},
                   {"sinusoidal_theta", NULL},
                   {"sinusoidal_freqs", "bam"},
+                  {"alibi_slopes", "published"},
+                  {"sandwich_dim", NULL},
                   {"global_positional_encoding", NULL},
                   {"ssmax_prior", "inside"}};
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {

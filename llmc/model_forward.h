@@ -24,7 +24,8 @@ static inline void model_refresh_tables(Model* model) {
     const ModelConfig* c = &model->config;
     size_t length = model->plan.max_length;
     for (size_t i = 0; i < model_bias_table_count(c); i++) {
-        bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, model_prior(model, i), c->NH, length);
+        bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, c->posenc.settings,
+                           model_prior(model, i), c->NH, length);
     }
     model->tables_stale = false;
 }
@@ -236,7 +237,8 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
-        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_prior(model, layer), NH, table);
+        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model->config.posenc.settings,
+                            model_prior(model, layer), NH, table);
     }
     if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
@@ -348,7 +350,7 @@ static inline void model_update(Model* model, const UpdateSettings* settings) {
             first = last + 1;
         }
     }
-    model->tables_stale = true;
+    model->tables_stale |= posenc_params(model->config.encoding) > 0;
 }
 
 // Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,

@@ -112,13 +112,14 @@ void rotary_forward(floatX* qkv, const float* table, size_t B, size_t T, size_t 
 // The transposed rotation of dqkv, in place.
 void rotary_backward(floatX* dqkv, const float* table, size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
 
-// table[NH,T] = P_h(d) for d = 0..T-1; theta[posenc_numbers()] is what the encoding learns, tensor after tensor (NULL
-// when that is nothing). Overwrites.
-void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T);
+// table[NH,T] = P_h(d) for d = 0..T-1 with these settings; theta[posenc_numbers()] is what the encoding learns, tensor
+// after tensor (NULL when that is nothing). Overwrites.
+void bias_table_forward(float* table, PosKind kind, PosencSettings settings, const float* theta, size_t NH, size_t T);
 
 // dtheta[posenc_numbers()] += sum over d of dtable[h,d] * dP_h(d)/dtheta, and over the heads that share the number: the
 // chain rule from the table's gradient.
-void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T);
+void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, PosencSettings settings, const float* theta,
+                         size_t NH, size_t T);
 
 // ----------------------------------------------------------------------------
 // cross_entropy.c: output head and loss, in chunks of rows so that N x V logits never exist at once

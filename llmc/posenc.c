@@ -65,31 +65,36 @@ static void load_head_parameters(double* out, PosKind kind, const float* theta, 
     for (size_t p = 0; p < params; p++) { out[p] = posenc_parameter(kind, theta, p, h, NH); }
 }
 
-void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T) {
+void bias_table_forward(float* table, PosKind kind, PosencSettings settings, const float* theta, size_t NH, size_t T) {
     const size_t params = posenc_params(kind);
     double* head_theta = (double*)xcalloc(params + 1, sizeof(double));
     for (size_t h = 0; h < NH; h++) {
+        const PosencHead head = {h, NH, settings};
         load_head_parameters(head_theta, kind, theta, params, h, NH);
 #pragma omp parallel for schedule(static)
-        for (size_t d = 0; d < T; d++) { table[h * T + d] = posenc_bias(kind, head_theta, h, NH, d); }
+        for (size_t d = 0; d < T; d++) { table[h * T + d] = posenc_bias(kind, head_theta, head, d); }
     }
     free(head_theta);
 }
 
-void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T) {
+void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, PosencSettings settings, const float* theta,
+                         size_t NH, size_t T) {
     const size_t params = posenc_params(kind);
     if (params == 0) { return; }
     // for each head what it learned and the sums of the derivatives by it, in cache lines of their own
     const size_t stride = round_up(2 * params, 16);
     double* heads = (double*)xcalloc(NH * stride, sizeof(double));
+    bool* clamped = (bool*)xcalloc(NH * T, sizeof(bool));
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < NH; h++) {
+        const PosencHead head = {h, NH, settings};
         double *head_theta = heads + h * stride, *sum = head_theta + params;
         load_head_parameters(head_theta, kind, theta, params, h, NH);
-        for (size_t d = 0; d < T; d++) {
-            bool clamped = posenc_bias_clamped(kind, head_theta, h, NH, d);
-            for (size_t p = 0; p < params; p++) {
-                double slope = clamped ? 0.0 : posenc_derivative_unclamped(kind, head_theta, p, h, NH, d);
+        for (size_t d = 0; d < T; d++) { clamped[h * T + d] = posenc_bias_clamped(kind, head_theta, head, d); }
+        for (size_t p = 0; p < params; p++) {
+            const PosencReach reach = posenc_reach(kind, p);
+            for (size_t d = reach.first; d < T && d < reach.end; d++) {
+                double slope = clamped[h * T + d] ? 0.0 : posenc_derivative_unclamped(kind, head_theta, p, head, d);
                 sum[p] += (double)dtable[h * T + d] * slope;
             }
         }
@@ -105,5 +110,5 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const
             sum = 0;
         }
     }
-    free(heads);
+    free(heads), free(clamped);
 }

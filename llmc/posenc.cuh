@@ -57,31 +57,35 @@ __device__ __forceinline__ void load_head_parameters(double* out, PosKind kind, 
 }
 
 // Block (i, h): distances of one head.
-__global__ void bias_table_forward_kernel(float* table, PosKind kind, const float* theta, size_t NH, size_t T) {
+__global__ void bias_table_forward_kernel(float* table, PosKind kind, PosencSettings settings, const float* theta,
+                                          size_t NH, size_t T) {
     DYN_SHARED(double, head_theta);
     const size_t h = blockIdx.y, d = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const PosencHead head = {h, NH, settings};
     load_head_parameters(head_theta, kind, theta, h, NH);
-    if (d < T) { table[h * T + d] = posenc_bias(kind, head_theta, h, NH, d); }
+    if (d < T) { table[h * T + d] = posenc_bias(kind, head_theta, head, d); }
 }
 
-void bias_table_forward(float* table, PosKind kind, const float* theta, size_t NH, size_t T) {
+void bias_table_forward(float* table, PosKind kind, PosencSettings settings, const float* theta, size_t NH, size_t T) {
     LAUNCH(bias_table_forward_kernel, dim3((unsigned)ceil_div(T, 128), (unsigned)NH), 128,
-           posenc_params(kind) * sizeof(double), main_stream, table, kind, theta, NH, T);
+           posenc_params(kind) * sizeof(double), main_stream, table, kind, settings, theta, NH, T);
     cudaCheck(cudaGetLastError());
 }
 
 // Block (p, h): the derivative by one number of one head; by one that all heads share, for all of them in block (p, 0).
-__global__ void bias_table_backward_kernel(float* dtheta, const float* dtable, PosKind kind, const float* theta,
-                                           size_t NH, size_t T) {
+__global__ void bias_table_backward_kernel(float* dtheta, const float* dtable, PosKind kind, PosencSettings settings,
+                                           const float* theta, size_t NH, size_t T) {
     DYN_SHARED(double, head_theta);
     const size_t p = blockIdx.x, first = blockIdx.y, place = posenc_place(kind, p, first, NH);
     if (first > 0 && posenc_place(kind, p, first - 1, NH) == place) { return; }
+    const PosencReach reach = posenc_reach(kind, p);
     double sum = 0;
     for (size_t h = first; h < NH && posenc_place(kind, p, h, NH) == place; h++) {
+        const PosencHead head = {h, NH, settings};
         load_head_parameters(head_theta, kind, theta, h, NH);
-        for (size_t d = threadIdx.x; d < T; d += blockDim.x) {
-            const bool clamped = posenc_bias_clamped(kind, head_theta, h, NH, d);
-            const double slope = clamped ? 0.0 : posenc_derivative_unclamped(kind, head_theta, p, h, NH, d);
+        for (size_t d = reach.first + threadIdx.x; d < T && d < reach.end; d += blockDim.x) {
+            const bool clamped = posenc_bias_clamped(kind, head_theta, head, d);
+            const double slope = clamped ? 0.0 : posenc_derivative_unclamped(kind, head_theta, p, head, d);
             sum += (double)dtable[h * T + d] * slope;
         }
     }
@@ -89,11 +93,12 @@ __global__ void bias_table_backward_kernel(float* dtheta, const float* dtable, P
     if (threadIdx.x == 0) { dtheta[place] += (float)sum; }
 }
 
-void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, const float* theta, size_t NH, size_t T) {
+void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, PosencSettings settings, const float* theta,
+                         size_t NH, size_t T) {
     const size_t params = posenc_params(kind);
     if (params == 0) { return; }
     LAUNCH(bias_table_backward_kernel, dim3((unsigned)params, (unsigned)NH), 256, params * sizeof(double), main_stream,
-           dtheta, dtable, kind, theta, NH, T);
+           dtheta, dtable, kind, settings, theta, NH, T);
     cudaCheck(cudaGetLastError());
 }
 

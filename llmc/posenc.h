@@ -3,7 +3,7 @@ All positional mathematics, once, for host and device: what encodings add to the
 the relative bias P_h(d) that attention adds to the logit at distance d = i - j >= 0, its derivatives and initial
 values, the lists of encodings and of the tensors that they learn, Scalable-Softmax and its order.
 
-To add a relative bias: its three functions (value, derivative, initial value) beside those of BAM, one row in
+To add a relative bias: its functions (value, derivative, reach, initial value) beside those of BAM, one row in
 POSENC_LIST, and one in POSENC_TENSORS for each tensor that it learns. Flags, args.json, checkpoints, the optimiser,
 gradient tests and the evaluator walk the lists.
 
@@ -16,6 +16,7 @@ Values are computed in double and rounded once to fp32: tables are small (NH x T
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,31 @@ Values are computed in double and rounded once to fp32: tables are small (NH x T
 #else
 #define HOST_DEVICE static inline
 #endif
+
+// ----------------------------------------------------------------------------
+// what the formulas of relative biases are given and say
+
+enum { SANDWICH_MAX_DIM = 65536 };
+
+// What flags say of the formulas.
+typedef struct {
+    size_t sandwich_dim;   // twice the number of Sandwich's cosines
+    bool alibi_geometric;  // ALiBi's slopes of any number of heads are 2^(-8(h+1)/NH); else as published
+} PosencSettings;
+
+#define POSENC_DEFAULT_SETTINGS \
+    { 128, false }
+
+// The head whose bias it is.
+typedef struct {
+    size_t h, NH;
+    PosencSettings settings;
+} PosencHead;
+
+// Distances first <= d < end.
+typedef struct {
+    size_t first, end;
+} PosencReach;
 
 // ----------------------------------------------------------------------------
 // sinusoidal: added to the token embedding (Vaswani et al. 2017, section 3.5)
@@ -57,23 +83,33 @@ HOST_DEVICE double alibi_slope(size_t h, size_t NH) {
     return exp2(-8.0 * (double)(2 * (h - n) + 1) / (double)(2 * n));
 }
 
-HOST_DEVICE double alibi_value(const double* theta, size_t h, size_t NH, size_t d) {
+HOST_DEVICE double alibi_geometric_slope(size_t h, size_t NH) { return exp2(-8.0 * (double)(h + 1) / (double)NH); }
+
+HOST_DEVICE double alibi_value(const double* theta, PosencHead head, size_t d) {
     (void)theta;
-    return -alibi_slope(h, NH) * (double)d;
+    const bool geometric = head.settings.alibi_geometric;
+    return -(geometric ? alibi_geometric_slope(head.h, head.NH) : alibi_slope(head.h, head.NH)) * (double)d;
 }
 
 // ----------------------------------------------------------------------------
 // what encodings share
 
 // Of encodings without a bias, or whose bias is not learned.
-HOST_DEVICE double no_value(const double* theta, size_t h, size_t NH, size_t d) {
-    (void)theta, (void)h, (void)NH, (void)d;
+HOST_DEVICE double no_value(const double* theta, PosencHead head, size_t d) {
+    (void)theta, (void)head, (void)d;
     return 0.0;
 }
 
-HOST_DEVICE double no_derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d) {
-    (void)theta, (void)p, (void)h, (void)NH, (void)d;
+HOST_DEVICE double no_derivative(const double* theta, size_t p, PosencHead head, size_t d) {
+    (void)theta, (void)p, (void)head, (void)d;
     return 0.0;
+}
+
+// Of numbers that the bias reads at all distances.
+HOST_DEVICE PosencReach everywhere(size_t p) {
+    (void)p;
+    PosencReach reach = {0, SIZE_MAX};
+    return reach;
 }
 
 // A number, or a word that says one for head h: ALiBi's slope, its logarithm, 0 to 1 over the heads, a normal number.
@@ -92,14 +128,14 @@ static inline double initial_by_word(const char* word, bool trained, size_t p, s
 
 #define BAM_EPSILON 1e-5
 
-HOST_DEVICE double bam_value(const double* theta, size_t h, size_t NH, size_t d) {
-    (void)h, (void)NH;
+HOST_DEVICE double bam_value(const double* theta, PosencHead head, size_t d) {
+    (void)head;
     double r = fabs(-(double)d - 2.0 * sinh(theta[2])) + BAM_EPSILON;
     return -exp(theta[0] + theta[1] * log(r));
 }
 
-HOST_DEVICE double bam_derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d) {
-    (void)h, (void)NH;
+HOST_DEVICE double bam_derivative(const double* theta, size_t p, PosencHead head, size_t d) {
+    (void)head;
     double delta = -(double)d - 2.0 * sinh(theta[2]), log_r = log(fabs(delta) + BAM_EPSILON);
     double sign = (double)(delta > 0) - (double)(delta < 0);
     if (p == 2) { return exp(theta[0] + (theta[1] - 1.0) * log_r) * theta[1] * sign * 2.0 * cosh(theta[2]); }
@@ -113,6 +149,8 @@ static inline double bam_initial(const char* word, bool trained, size_t p, size_
     double x = initial_by_word(word, trained, p, h, NH, random);
     return p == 0 && strcmp(word, "sampled") == 0 ? exp(x) : x;
 }
+
+#include "posenc_tables.h"
 
 // ----------------------------------------------------------------------------
 // the lists
@@ -139,20 +177,33 @@ enum {
 };
 
 /*
-X(KIND, name, mechanism, terms, bias inside the SSMax scale by default, value, derivative, initial value)
+X(KIND, name, mechanism, terms, bias inside the SSMax scale by default, value, derivative, reach, initial value)
 Each row also exists as NAME_ssmax. The functions are those of the relative bias; for the learned numbers of head h,
 theta[0], theta[1], ... in the order of POSENC_TENSORS:
-    double value(const double* theta, size_t h, size_t NH, size_t d)                  P_h(d), host and device
-    double derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d)   dP_h(d) / dtheta[p], the same
+    double value(const double* theta, PosencHead head, size_t d)                  P_h(d), host and device
+    double derivative(const double* theta, size_t p, PosencHead head, size_t d)   dP_h(d) / dtheta[p], the same
+    PosencReach reach(size_t p)    the distances outside which that derivative is 0, so that tables with a number for
+                                   each distance cost no more than others; host and device
     double initial(const char* word, bool trained, size_t p, size_t h, size_t NH, Random* random)
                                    theta[p] at the start, for the word that the tensor's flag was given; host only
 */
-#define POSENC_LIST(X)                                                                                            \
-    X(NOPE, nope, POSENC_NONE, 0, false, no_value, no_derivative, initial_by_word)                                \
-    X(SINUSOIDAL, sinusoidal, POSENC_ADD, 0, false, no_value, no_derivative, initial_by_word)                     \
-    X(ROTARY, rotary, POSENC_ROTATE, 0, false, no_value, no_derivative, initial_by_word)                          \
-    X(ALIBI, alibi, POSENC_NONE, TERM_DISTANCE | TERM_SLOPES, false, alibi_value, no_derivative, initial_by_word) \
-    X(BAM, bam, POSENC_NONE, TERM_DISTANCE, true, bam_value, bam_derivative, bam_initial)                         \
+#define POSENC_LIST(X)                                                                                               \
+    X(NOPE, nope, POSENC_NONE, 0, false, no_value, no_derivative, everywhere, initial_by_word)                       \
+    X(SINUSOIDAL, sinusoidal, POSENC_ADD, 0, false, no_value, no_derivative, everywhere, initial_by_word)            \
+    X(ROTARY, rotary, POSENC_ROTATE, 0, false, no_value, no_derivative, everywhere, initial_by_word)                 \
+    X(ALIBI, alibi, POSENC_NONE, TERM_DISTANCE | TERM_SLOPES, false, alibi_value, no_derivative, everywhere,         \
+      initial_by_word)                                                                                               \
+    X(BAM, bam, POSENC_NONE, TERM_DISTANCE, true, bam_value, bam_derivative, everywhere, bam_initial)                \
+    X(KERPLE_LOG, kerple_log, POSENC_NONE, TERM_DISTANCE, true, kerple_log_value, kerple_log_derivative, everywhere, \
+      kerple_log_initial)                                                                                            \
+    X(KERPLE_POWER, kerple_power, POSENC_NONE, TERM_DISTANCE, true, kerple_power_value, kerple_power_derivative,     \
+      everywhere, kerple_power_initial)                                                                              \
+    X(ALIBI_LEARNED, alibi_learned, POSENC_NONE, TERM_DISTANCE, true, alibi_learned_value, alibi_learned_derivative, \
+      everywhere, initial_by_word)                                                                                   \
+    X(SANDWICH, sandwich, POSENC_NONE, TERM_DISTANCE, false, sandwich_value, no_derivative, everywhere,              \
+      initial_by_word)                                                                                               \
+    X(T5, t5, POSENC_NONE, TERM_DISTANCE, true, t5_value, t5_derivative, t5_reach, initial_by_word)                  \
+    X(TABLE, table, POSENC_NONE, TERM_DISTANCE, true, table_value, table_derivative, table_reach, initial_by_word)   \
     POSENC_LIST_EXTRA(X)
 
 // Does a tensor hold a number for each head, or one for all heads?
@@ -165,13 +216,26 @@ A name is used once in the list: checkpoints, the flags --NAME_init and --NAME_t
 are called after it. A published name that is NULL is NAME_init; one that is not stands first, and the flag answers
 to both.
 */
-#define POSENC_TENSORS(X)                                                                                   \
-    X(BAM, theta_alpha, 1, POSENC_PER_HEAD, true, "0", "number slope log_slope sampled", INFINITY, NULL,    \
-      "BAM's scale exponent")                                                                               \
-    X(BAM, theta_beta, 1, POSENC_PER_HEAD, true, "0", "number linear sampled", INFINITY, "thata_beta_init", \
-      "BAM's shape exponent (1 if not trained)")                                                            \
-    /* mu = 2 sinh(theta_mu): 20 is a distance of 5e8 already */                                            \
-    X(BAM, theta_mu, 1, POSENC_PER_HEAD, false, "0", "number", 20, NULL, "BAM's location parameter")        \
+#define POSENC_TENSORS(X)                                                                                             \
+    X(BAM, theta_alpha, 1, POSENC_PER_HEAD, true, "0", "number slope log_slope sampled", INFINITY, NULL,              \
+      "BAM's scale exponent")                                                                                         \
+    X(BAM, theta_beta, 1, POSENC_PER_HEAD, true, "0", "number linear sampled", INFINITY, "thata_beta_init",           \
+      "BAM's shape exponent (1 if not trained)")                                                                      \
+    /* mu = 2 sinh(theta_mu): 20 is a distance of 5e8 already */                                                      \
+    X(BAM, theta_mu, 1, POSENC_PER_HEAD, false, "0", "number", 20, NULL, "BAM's location parameter")                  \
+    X(KERPLE_LOG, kerple_log_scale, 1, POSENC_PER_HEAD, true, "uniform", "number uniform sampled", 20, NULL,          \
+      "logarithm of r1 of kerple_log")                                                                                \
+    X(KERPLE_LOG, kerple_log_rate, 1, POSENC_PER_HEAD, true, "uniform", "number uniform sampled", 20, NULL,           \
+      "logarithm of r2 of kerple_log")                                                                                \
+    X(KERPLE_POWER, kerple_power_scale, 1, POSENC_PER_HEAD, true, "uniform", "number uniform log_slope sampled", 20,  \
+      NULL, "logarithm of r1 of kerple_power")                                                                        \
+    X(KERPLE_POWER, kerple_power_exponent, 1, POSENC_PER_HEAD, true, "uniform", "number uniform sampled", 20, NULL,   \
+      "logit of half the exponent of kerple_power")                                                                   \
+    X(ALIBI_LEARNED, alibi_log_slope, 1, POSENC_PER_HEAD, true, "log_slope", "number log_slope sampled", 20, NULL,    \
+      "logarithms of ALiBi's slopes")                                                                                 \
+    X(T5, t5_bias, T5_BUCKETS, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL,                               \
+      "T5's biases by bucket of distances")                                                                           \
+    X(TABLE, table_bias, TABLE_LENGTH, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL, "biases by distance") \
     POSENC_TENSORS_EXTRA(X)
 
 typedef enum {
@@ -307,10 +371,11 @@ typedef struct {
     double rotary_theta;      // base of the rotation's wavelengths
     double sinusoidal_theta;  // base of the sinusoids' wavelengths
     bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
+    PosencSettings settings;
 } PosencOptions;
 
 static inline PosencOptions posenc_default_options(void) {
-    PosencOptions o = {{NULL}, {false}, 500000.0, 10000.0, false};
+    PosencOptions o = {{NULL}, {false}, 500000.0, 10000.0, false, POSENC_DEFAULT_SETTINGS};
 #define X(kind, name, rows, heads, learned, initial, ...) \
     o.init[POSENC_##name] = initial, o.trained[POSENC_##name] = learned;
     POSENC_TENSORS(X)
@@ -324,10 +389,10 @@ static inline PosencOptions posenc_default_options(void) {
 // Attention multiplies P by the row scale and by log2(e), so P stays this far inside fp32.
 #define POSENC_BIAS_LIMIT 1e30
 
-HOST_DEVICE double posenc_bias_unclamped(PosKind kind, const double* theta, size_t h, size_t NH, size_t d) {
+HOST_DEVICE double posenc_bias_unclamped(PosKind kind, const double* theta, PosencHead head, size_t d) {
     switch (kind) {
 #define X(kind, name, mechanism, terms, inside, value, ...) \
-    case POS_##kind: return value(theta, h, NH, d);
+    case POS_##kind: return value(theta, head, d);
         POSENC_LIST(X)
 #undef X
         default: return 0.0;
@@ -335,26 +400,36 @@ HOST_DEVICE double posenc_bias_unclamped(PosKind kind, const double* theta, size
 }
 
 // P_h(d), finite for all parameters: kept within +-POSENC_BIAS_LIMIT (theta_beta = -8 at d = 0 would be 1e40).
-HOST_DEVICE float posenc_bias(PosKind kind, const double* theta, size_t h, size_t NH, size_t d) {
-    double p = posenc_bias_unclamped(kind, theta, h, NH, d);
+HOST_DEVICE float posenc_bias(PosKind kind, const double* theta, PosencHead head, size_t d) {
+    double p = posenc_bias_unclamped(kind, theta, head, d);
     return (float)(p < -POSENC_BIAS_LIMIT ? -POSENC_BIAS_LIMIT : p > POSENC_BIAS_LIMIT ? POSENC_BIAS_LIMIT : p);
 }
 
 // Derivative by the head's number p of P_h(d) that is not clamped.
-HOST_DEVICE double posenc_derivative_unclamped(PosKind kind, const double* theta, size_t p, size_t h, size_t NH,
-                                               size_t d) {
+HOST_DEVICE double posenc_derivative_unclamped(PosKind kind, const double* theta, size_t p, PosencHead head, size_t d) {
     switch (kind) {
 #define X(kind, name, mechanism, terms, inside, value, derivative, ...) \
-    case POS_##kind: return derivative(theta, p, h, NH, d);
+    case POS_##kind: return derivative(theta, p, head, d);
         POSENC_LIST(X)
 #undef X
         default: return 0.0;
     }
 }
 
+// The distances outside which the derivative by the head's number p is 0.
+HOST_DEVICE PosencReach posenc_reach(PosKind kind, size_t p) {
+    switch (kind) {
+#define X(kind, name, mechanism, terms, inside, value, derivative, reach, ...) \
+    case POS_##kind: return reach(p);
+        POSENC_LIST(X)
+#undef X
+        default: return everywhere(p);
+    }
+}
+
 // The derivatives are 0 where this is true.
-HOST_DEVICE bool posenc_bias_clamped(PosKind kind, const double* theta, size_t h, size_t NH, size_t d) {
-    return !(fabs(posenc_bias_unclamped(kind, theta, h, NH, d)) < POSENC_BIAS_LIMIT);
+HOST_DEVICE bool posenc_bias_clamped(PosKind kind, const double* theta, PosencHead head, size_t d) {
+    return !(fabs(posenc_bias_unclamped(kind, theta, head, d)) < POSENC_BIAS_LIMIT);
 }
 
 // Initial value of a tensor's number i.
@@ -366,7 +441,7 @@ static inline double posenc_initial(const PosencOptions* options, int tensor, si
     }
     const char* word = options->init[tensor];
     switch (t->owner) {
-#define X(kind, name, mechanism, terms, inside, value, derivative, initial) \
+#define X(kind, name, mechanism, terms, inside, value, derivative, reach, initial) \
     case POS_##kind: return initial(word, options->trained[tensor], p, h, NH, random);
         POSENC_LIST(X)
 #undef X

@@ -16,6 +16,8 @@ typedef struct {
     size_t dim, n_layers, n_heads, n_kv_heads, ffn_dim;
     const char *sinusoidal_freqs, *ssmax_prior;
     double rope_theta, sinusoidal_theta;
+    const char* alibi_slopes;
+    size_t sandwich_dim;
     bool global_prior, no_seq_scale;
     PosencOptions posenc;  // its tensors' initial values and what is trained
     double prior_lr;
@@ -75,6 +77,9 @@ static inline Options train_options(TrainArgs* a) {
         OPT_DOUBLE(a->sinusoidal_theta, "10000", MODEL_MIN_THETA, MODEL_MAX_THETA,
                    "base of the sinusoids' wavelengths"),
         OPT_DOUBLE(a->rope_theta, "500000", MODEL_MIN_THETA, MODEL_MAX_THETA, "base of the rotation's wavelengths"),
+        OPT_CHOICE(a->alibi_slopes, "published", "published geometric",
+                   "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)"),
+        OPT_SIZE(a->sandwich_dim, "128", 2, SANDWICH_MAX_DIM, "twice the number of cosines of sandwich"),
         OPT_CHOICE(a->ssmax_prior, "inside", "inside outside", "is a learned bias scaled by Scalable-Softmax?"),
         OPT_BOOL(a->no_seq_scale, "0", "keep the scale of Scalable-Softmax at 1"),
         OPT_BOOL(a->global_prior, "0", "one prior for all layers") POSENC_TENSORS(INITIAL_VALUE_OPTION)
@@ -173,6 +178,8 @@ static inline ModelConfig train_model_config(const TrainArgs* a, PosKind encodin
     c.posenc = a->posenc;
     c.posenc.rotary_theta = a->rope_theta, c.posenc.sinusoidal_theta = a->sinusoidal_theta;
     c.posenc.sinusoidal_vaswani = strcmp(a->sinusoidal_freqs, "vaswani") == 0;
+    c.posenc.settings.alibi_geometric = strcmp(a->alibi_slopes, "geometric") == 0;
+    c.posenc.settings.sandwich_dim = a->sandwich_dim;
     train_check_initial(a);
     model_config_check(&c);
     return c;

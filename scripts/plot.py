@@ -10,7 +10,7 @@ import sys
 sys.dont_write_bytecode = True
 from figure import (GREY, Figure, SmallMultiples, colour, legend_width, length_axis, mix, palette, quote, save, tokens,
                     viridis)
-from runs import Run, RunError, alibi_slopes, bam_prior, dataset_name, is_joined, printable, run_script
+from runs import PRIORS, Run, RunError, alibi_slopes, dataset_name, is_joined, printable, run_script
 
 PICTURES = ("loss", "passkey", "depth", "perplexity", "priors")
 MEASURES = {"accs": "teacher forced", "greedy": "greedy decoding", "natural": "prompt and answer as one text"}
@@ -362,7 +362,8 @@ def draw_priors(run, name):
     end = longest_length(run)
     count = 120
     distances = sorted({round(end ** (i / (count - 1))) for i in range(count)})
-    curves = [(label, [[-bam_prior(theta, d) for d in distances] for theta in heads]) for label, heads in layers]
+    prior = PRIORS[run.kind][1]
+    curves = [(label, [[-prior(theta, d) for d in distances] for theta in heads]) for label, heads in layers]
     slopes = alibi_slopes(run.heads)
     values = [v for _, heads in curves for h in heads for v in h] + [s * d for s in slopes for d in (1, end)]
     scaled = run.encoding.endswith("_ssmax") and run.model_args.get("ssmax_prior", "inside") == "inside"
@@ -391,9 +392,9 @@ def draw_priors(run, name):
 
 
 def draw_all_priors(runs):
-    learned = [r for r in runs if r.encoding in ("bam", "bam_ssmax")]
+    learned = [r for r in runs if r.kind in PRIORS]
     if not learned:
-        print("priors: none of the runs is of bam or bam_ssmax, which learn them")
+        print(f"priors: none of the runs is of {', '.join(PRIORS)} (or _ssmax), whose learned priors are drawn")
     figures, names = [], set()
     for r in learned:
         name = "priors" if len(learned) == 1 else "priors_" + re.sub(r"[^A-Za-z0-9.-]+", "_", r.label)[-100:]
@@ -402,7 +403,7 @@ def draw_all_priors(runs):
         drawn = draw_priors(r, name)
         figures += drawn
         if not drawn:
-            print(f"{r.name}: model.safetensors is not there or has no theta_*, no priors")
+            print(f"{r.name}: model.safetensors is not there or has no prior, no priors are drawn")
     return figures
 
 
@@ -417,7 +418,7 @@ def parse_arguments():
         "  passkey     passkey accuracy against prompt length\n"
         "  depth       the same by the key's depth, a heat map per run\n"
         "  perplexity  perplexity by position\n"
-        "  priors      the learned prior of every head of bam, beside ALiBi's lines\n\n"
+        "  priors      the learned prior of every head of bam, kerple_* and alibi_learned, beside ALiBi's lines\n\n"
         "passkey, depth and perplexity need the results.json that ./evaluate writes.",
         epilog="example: scripts/plot.sh logs/l12/*/version_00 --out plots")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as logs/l12/bam_ssmax/version_00")

@@ -170,6 +170,21 @@ def bam_prior(theta, distance):
     return -math.exp(min(exponent, 69.0))  # where train_gpt clamps it, about 1e30
 
 
+def kerple_power_prior(theta, distance):
+    """P(d) = -r1 d^r2, r2 = 2 / (1 + e^-theta) (Chi et al. 2022), at d > 0."""
+    return -math.exp(theta[0]) * distance ** (2 / (1 + math.exp(-theta[1])))
+
+
+# Encodings whose learned bias is below zero: the tensors, each of one number a head, and P of them and a distance.
+PRIORS = {
+    "bam": (("theta_alpha", "theta_beta", "theta_mu"), bam_prior),
+    "kerple_log": (("kerple_log_scale", "kerple_log_rate"),
+                   lambda theta, d: -math.exp(theta[0]) * math.log1p(math.exp(theta[1]) * d)),
+    "kerple_power": (("kerple_power_scale", "kerple_power_exponent"), kerple_power_prior),
+    "alibi_learned": (("alibi_log_slope",), lambda theta, d: -math.exp(theta[0]) * d),
+}
+
+
 # ----------------------------------------------------------------------------
 # results.json
 
@@ -225,6 +240,7 @@ class Run:
                 raise RunError(f"{path} has no object '{section}'; give the run folder of a train_gpt run")
         self.args, self.model_args = parts
         self.encoding, self.size = self.word("position_encoding"), self.word("model_size")
+        self.kind = self.encoding.removesuffix("_ssmax")
         self.train_length = self.whole(self.args, "sequence_length", 1, 1 << 30)
         self.iterations = self.whole(self.args, "num_iterations", 0, 10**12)
         self.heads = self.whole(self.model_args, "n_heads", 1, 1 << 16)
@@ -318,15 +334,15 @@ class Run:
     def priors(self):
         """[(layer's name, [theta of each head])] of a model that learned its prior; [] for any other."""
         path = self.path("model.safetensors")
-        if not os.path.exists(path):
+        if not os.path.exists(path) or self.kind not in PRIORS:
             return []
+        tensors = PRIORS[self.kind][0]
         header, start = safetensors_header(path)
-        names = [n for n in header if n.endswith("prior.theta_alpha")]
+        names = [n for n in header if n.endswith("prior." + tensors[0])]
         layer = lambda name: int((re.search(r"layers\.([0-9]{1,6})\.", name) or [0, -1])[1])
         priors = []
         for name in sorted(names, key=layer):
-            theta = [safetensors_read(path, header, start, name.replace("theta_alpha", f"theta_{p}"))
-                     for p in ("alpha", "beta", "mu")]
+            theta = [safetensors_read(path, header, start, name.replace(tensors[0], tensor)) for tensor in tensors]
             if len(set(map(len, theta))) != 1:
                 raise RunError(f"{path}: the parameters of {name} are for other numbers of heads; restore the file")
             label = "all layers" if layer(name) < 0 else f"layer {layer(name) + 1}"

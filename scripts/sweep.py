@@ -20,7 +20,7 @@ HELP = """usage: scripts/sweep.sh [--flag VALUE | --flag=VALUE]... [flags of tra
 Trains encodings x sizes. Skips runs that are finished, goes on with those that were interrupted, and ends with a
 table and LOG_DIR/sweep/summary.csv. Exit status 1 if a job failed.
 
-  --encodings LIST  such as bam_ssmax,alibi (default: all ten)
+  --encodings LIST  such as bam_ssmax,alibi (default: nope, sinusoidal, rotary, alibi, bam, each also with _ssmax)
   --sizes LIST      such as l6,l12 (default: l12)
   --jobs N          runs at a time (default: one, or one per GPU); each gets its own share of the cores
   --gpus LIST       such as 0,1,2,3: each job gets one of them in CUDA_VISIBLE_DEVICES
@@ -43,7 +43,8 @@ example: scripts/sweep.sh --encodings bam_ssmax,alibi --sizes l6,l8 --jobs 2 --d
              --num_iterations 2000 --tokens_per_step 32768 --val_loss_every 100 --eval "--linspace_end 8192"
 """
 
-ENCODINGS = ["nope", "sinusoidal", "rotary", "alibi", "bam"]
+STANDARD = ["nope", "sinusoidal", "rotary", "alibi", "bam"]  # those of --encodings by default
+ENCODINGS = STANDARD + ["kerple_log", "kerple_power", "alibi_learned", "sandwich", "t5", "table"]
 SIZES = ["l2", "l4", "l6", "l8", "l12", "l15", "l18", "l24"]
 # Flags that do not change what a run is.
 HOW_TO_RUN = {"log_dir", "data_dir", "tokenizer", "device", "compile", "tensorcores", "recompute", "checkpoint_every",
@@ -64,7 +65,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class Settings:
     def __init__(self, argv):
         names = [e + s for e in ENCODINGS for s in ("", "_ssmax")]
-        values = {"encodings": ",".join(names), "sizes": "l12", "jobs": "", "gpus": "", "eval": None,
+        standard = [e + s for e in STANDARD for s in ("", "_ssmax")]
+        values = {"encodings": ",".join(standard), "sizes": "l12", "jobs": "", "gpus": "", "eval": None,
                   "log_dir": "logs", "cell": None}
         switches = {"count": False, "dry_run": False, "summary": False}
         self.train_flags = []  # (name, words as given)

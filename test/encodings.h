@@ -4,13 +4,13 @@ which is the example of README.md, and one whose two tensors are of several rows
 */
 
 // fade: P = -e^depth (1 - e^(-rate d)) - e^slope d, rate = e^theta[1]: steep at first, then a line
-HOST_DEVICE double fade_value(const double* theta, size_t h, size_t NH, size_t d) {
-    (void)h, (void)NH;
+HOST_DEVICE double fade_value(const double* theta, PosencHead head, size_t d) {
+    (void)head;
     return exp(theta[0]) * expm1(-exp(theta[1]) * (double)d) - exp(theta[2]) * (double)d;
 }
 
-HOST_DEVICE double fade_derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d) {
-    (void)h, (void)NH;
+HOST_DEVICE double fade_derivative(const double* theta, size_t p, PosencHead head, size_t d) {
+    (void)head;
     double fall = exp(theta[1]) * (double)d;
     switch (p) {
         case 0: return exp(theta[0]) * expm1(-fall);
@@ -22,19 +22,19 @@ HOST_DEVICE double fade_derivative(const double* theta, size_t p, size_t h, size
 // bins: P = bias of the bin of d (0 to 3, 4 to 15, 16 and more) - e^decay ln(1 + d)
 HOST_DEVICE size_t bin_of(size_t d) { return d < 4 ? 0 : d < 16 ? 1 : 2; }
 
-HOST_DEVICE double bins_value(const double* theta, size_t h, size_t NH, size_t d) {
-    (void)h, (void)NH;
+HOST_DEVICE double bins_value(const double* theta, PosencHead head, size_t d) {
+    (void)head;
     return theta[bin_of(d)] - exp(theta[3]) * log1p((double)d);
 }
 
-HOST_DEVICE double bins_derivative(const double* theta, size_t p, size_t h, size_t NH, size_t d) {
-    (void)h, (void)NH;
+HOST_DEVICE double bins_derivative(const double* theta, size_t p, PosencHead head, size_t d) {
+    (void)head;
     return p < 3 ? (double)(bin_of(d) == p) : -exp(theta[3]) * log1p((double)d);
 }
 
-#define POSENC_LIST_EXTRA(X)                                                                      \
-    X(FADE, fade, POSENC_NONE, TERM_DISTANCE, true, fade_value, fade_derivative, initial_by_word) \
-    X(BINS, bins, POSENC_NONE, TERM_DISTANCE, false, bins_value, bins_derivative, initial_by_word)
+#define POSENC_LIST_EXTRA(X)                                                                                  \
+    X(FADE, fade, POSENC_NONE, TERM_DISTANCE, true, fade_value, fade_derivative, everywhere, initial_by_word) \
+    X(BINS, bins, POSENC_NONE, TERM_DISTANCE, false, bins_value, bins_derivative, everywhere, initial_by_word)
 
 #define POSENC_TENSORS_EXTRA(X)                                                                                   \
     X(FADE, fade_depth, 1, POSENC_PER_HEAD, true, "0", "number linear", INFINITY, NULL, "depth exponent of fade") \

@@ -23,7 +23,7 @@ static uint32_t document_token(size_t position, Random* r) {
 // ----------------------------------------------------------------------------
 // against the CPU
 
-// Ten encodings, and between them what else changes which kernels run and on which shapes. The last 28 positions of
+// Every encoding, and between them what else changes which kernels run and on which shapes. The last 28 positions of
 // 100 are a tile that is not full, heads of 40 channels end in a part of a tile.
 static const struct {
     const char *encoding, *flags;
@@ -38,6 +38,12 @@ static const struct {
     {"alibi_ssmax", "--dim 80 --ffn_dim 104"},
     {"bam", "--theta_alpha_init sampled --theta_beta_init linear --theta_mu_trainable --prior_lr 3e-2"},
     {"bam_ssmax", "--global_prior --theta_alpha_init sampled --ssmax_prior outside --recompute 1"},
+    {"kerple_log", "--prior_lr 3e-2"},
+    {"kerple_power_ssmax", "--prior_lr 3e-2 --n_kv_heads 1"},
+    {"alibi_learned", "--sequence_length 100 --no-alibi_log_slope_trainable"},
+    {"sandwich_ssmax", "--sandwich_dim 64"},
+    {"t5", "--global_prior --t5_bias_init sampled"},
+    {"table_ssmax", "--table_bias_init sampled --ssmax_prior outside"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

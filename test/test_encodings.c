@@ -7,6 +7,8 @@ in ENCODINGS_FOLDER, which know those encodings too: flags, tensors, what is tra
 
 #include "../llmc/model.h"
 
+static const PosencSettings settings = POSENC_DEFAULT_SETTINGS;
+
 // ----------------------------------------------------------------------------
 // derivatives
 
@@ -14,8 +16,9 @@ in ENCODINGS_FOLDER, which know those encodings too: flags, tensors, what is tra
 static double weighted_sum(PosKind kind, const double* numbers, const float* weight, size_t NH, size_t T) {
     double sum = 0, theta[POSENC_ALL_ROWS];
     for (size_t h = 0; h < NH; h++) {
+        const PosencHead head = {h, NH, settings};
         for (size_t p = 0; p < posenc_params(kind); p++) { theta[p] = numbers[posenc_place(kind, p, h, NH)]; }
-        for (size_t d = 0; d < T; d++) { sum += weight[h * T + d] * posenc_bias_unclamped(kind, theta, h, NH, d); }
+        for (size_t d = 0; d < T; d++) { sum += weight[h * T + d] * posenc_bias_unclamped(kind, theta, head, d); }
     }
     return sum;
 }
@@ -27,7 +30,7 @@ static void check_derivatives(PosKind kind, size_t NH, size_t T) {
     float *numbers = random_array(n, 0.4, &r), *weight = random_array(NH * T, 1.0, &r);
     float *before = random_array(n, 1.0, &r), *got = xcalloc(n, sizeof(float));
     memcpy(got, before, n * sizeof(float));
-    bias_table_backward(got, weight, kind, numbers, NH, T);
+    bias_table_backward(got, weight, kind, settings, numbers, NH, T);
     double *moved = xcalloc(n, sizeof(double)), *want = xcalloc(n, sizeof(double));
     for (size_t i = 0; i < n; i++) { moved[i] = numbers[i]; }
     for (size_t i = 0; i < n; i++) {
@@ -36,7 +39,7 @@ static void check_derivatives(PosKind kind, size_t NH, size_t T) {
         moved[i] = numbers[i] - 1e-5;
         want[i] = before[i] + (want[i] - weighted_sum(kind, moved, weight, NH, T)) / 2e-5;
         moved[i] = numbers[i];
-        assert_true(fabs(want[i] - before[i]) > 1e-3);  // no number is without effect
+        assert_true(fabs(want[i] - before[i]) > 1e-7);  // no number is without effect
     }
     assert_error_below(relative_error(got, want, n), 1e-6);
     free(numbers), free(weight), free(before), free(got), free(moved), free(want);
@@ -47,11 +50,12 @@ static void test_derivatives(void** state) {
     size_t learned = 0;
     for (int kind = 0; kind < POS_COUNT; kind++) {
         if (posenc_params((PosKind)kind) == 0) { continue; }
-        check_derivatives((PosKind)kind, 3, 40);
-        check_derivatives((PosKind)kind, 1, 40);
+        const size_t T = kind == POS_TABLE ? 520 : kind == POS_T5 ? 120 : 40;  // as long as all numbers have an effect
+        check_derivatives((PosKind)kind, 3, T);
+        check_derivatives((PosKind)kind, 1, T);
         learned++;
     }
-    assert_int_equal(learned, 3);
+    assert_true(learned >= 3);
     assert_int_equal(posenc_params(POS_FADE), 3);
     assert_int_equal(posenc_params(POS_BINS), 4);
     assert_int_equal(posenc_numbers(POS_FADE, 5), 15);
@@ -165,6 +169,12 @@ static const struct {
     {"bins_ssmax", "bins_ssmax", "--bin_decay_trainable --bin_decay_init 0.5 --bin_bias_init sampled", "", false},
     {"bins_global", "bins", "--bin_decay_trainable --global_prior --no-bin_bias_trainable --recompute", " bin_bias ",
      true},
+    {"kerple_log", "kerple_log", "--kerple_log_rate_init -1", "", false},
+    {"kerple_power_ssmax", "kerple_power_ssmax", "--no-kerple_power_scale_trainable", " kerple_power_scale ", false},
+    {"alibi_learned", "alibi_learned", "--optimizer adamw", "", false},
+    {"sandwich", "sandwich", "--sandwich_dim 16", "", false},
+    {"t5_global", "t5", "--global_prior --t5_bias_init sampled", "", true},
+    {"table_ssmax", "table_ssmax", "--ssmax_prior outside", "", false},
 };
 enum { RUNS = sizeof runs / sizeof *runs };
 
@@ -265,7 +275,7 @@ static void test_flags(void** state) {
     static const struct {
         const char *flags, *words;
     } refused[] = {
-        {"--position_encoding fadd", "--position_encoding: found 'fadd'|bam bam_ssmax fade fade_ssmax bins bins_ssmax"},
+        {"--position_encoding fadd", "--position_encoding: found 'fadd'|bam bam_ssmax|fade fade_ssmax bins bins_ssmax"},
         {"--fade_rate_init steep", "--fade_rate_init: found 'steep'|number sampled"},
         {"--position_encoding fade --fade_rate_init -21", "--fade_rate_init -21, expected -20 to 20"},
         {"--bin_decay_trainable=x", "--bin_decay_trainable: found 'x'|true or false"},
@@ -289,6 +299,56 @@ static void test_flags(void** state) {
     assert_refused(&r, "trained with fade, the flags ask for bins|--position_encoding");
     run_free(&r);
     free(a), free(b), free(other), free(same), free(flags);
+}
+
+// What a run's model_args say of a setting; NULL where they do not.
+static char* setting_of(const char* folder, const char* name) {
+    char* path = text("%s/args.json", folder);
+    cJSON* json = read_json(path);
+    const cJSON* item = cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItem(json, "model_args"), name);
+    char* found = item ? cJSON_PrintUnformatted(item) : NULL;
+    cJSON_Delete(json);
+    free(path);
+    return found;
+}
+
+static void assert_setting(const char* folder, const char* name, const char* want) {
+    char* found = setting_of(folder, name);
+    assert_true(want ? found && strcmp(found, want) == 0 : !found);
+    free(found);
+}
+
+static void assert_resume_refused(const char* folder, const char* more, const char* words) {
+    char *same = resume_flags(folder), *flags = text("%s --num_iterations 9 %s", same, more);
+    Run r = run_train(flags);
+    assert_refused(&r, words);
+    run_free(&r);
+    free(same), free(flags);
+}
+
+// Settings of formulas: kept in the run folder where they matter, and a run of one is not taken for one of another.
+static void test_settings(void** state) {
+    (void)state;
+    const char* heads = TRAIN "--position_encoding alibi --dim 24 --n_heads 3";
+    char* geometric_flags = text("%s --alibi_slopes geometric", heads);
+    train_tiny_quietly("published", heads);
+    train_tiny_quietly("geometric", geometric_flags);
+    char *published = run_file("published", "alibi", ""), *geometric = run_file("geometric", "alibi", "");
+    char* sandwich = run_file("sandwich", "sandwich", "");
+    assert_setting(published, "alibi_slopes", NULL);
+    assert_setting(published, "sandwich_dim", NULL);
+    assert_setting(geometric, "alibi_slopes", "\"geometric\"");
+    assert_setting(sandwich, "sandwich_dim", "16");
+    double losses[2][6];
+    losses_of("published", "alibi", losses[0], 6);
+    losses_of("geometric", "alibi", losses[1], 6);
+    for (size_t i = 0; i < 6; i++) { assert_true(losses[0][i] != losses[1][i]); }
+    check_resume(geometric);
+    evaluate_quietly(geometric, "--passkey_seq_lens 300 --passkey_sample_size 2");
+    assert_resume_refused(published, "--alibi_slopes geometric", "alibi_slopes = \"published\"|geometric");
+    assert_resume_refused(geometric, "--alibi_slopes published", "alibi_slopes = \"geometric\"|published");
+    assert_resume_refused(sandwich, "--sandwich_dim 32", "sandwich_dim = 16|32");
+    free(published), free(geometric), free(sandwich), free(geometric_flags);
 }
 
 static void test_help(void** state) {
@@ -341,7 +401,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_derivatives), cmocka_unit_test(test_model_gradients),
         cmocka_unit_test(test_runs),        cmocka_unit_test(test_flags),
-        cmocka_unit_test(test_help),        cmocka_unit_test(test_readme),
+        cmocka_unit_test(test_help),        cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_readme),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

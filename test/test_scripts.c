@@ -475,7 +475,10 @@ static void test_plotted_priors(void** state) {
     char* at = output;
     for (size_t i = 0; i < 3; i++) {
         for (size_t d = 0; d < 5; d++) {
-            assert_error_below(fabs(strtod(at, &at) / bam_value(theta[i], 0, 1, distances[d]) - 1), 1e-12);
+            assert_error_below(
+                fabs(strtod(at, &at) / bam_value(theta[i], (PosencHead){0, 1, POSENC_DEFAULT_SETTINGS}, distances[d]) -
+                     1),
+                1e-12);
         }
     }
     for (size_t i = 0; i < 4; i++) {

@@ -64,6 +64,8 @@ static void check_args_json(const char* encoding, PosKind kind, bool ssmax) {
     assert_true(!!cJSON_GetObjectItem(model, "rope_theta") == (kind == POS_ROTARY));
     assert_true(!!cJSON_GetObjectItem(model, "sinusoidal_theta") == (kind == POS_SINUSOIDAL));
     assert_true(!!cJSON_GetObjectItem(model, "seq_scale") == ssmax);
+    assert_true(!!cJSON_GetObjectItem(model, "sandwich_dim") == (kind == POS_SANDWICH));
+    assert_null(cJSON_GetObjectItem(model, "alibi_slopes"));  // as published
     // what is as published is left out: the published classes know no such fields
     assert_null(cJSON_GetObjectItem(model, "ssmax_prior"));
     assert_null(cJSON_GetObjectItem(model, "sinusoidal_freqs"));
@@ -81,7 +83,7 @@ static size_t check_tensor(const SafeTensors* file, const char* name, size_t ndi
         assert_non_null(t);
         assert_int_equal(t->type, SAFETENSORS_F32);
         assert_int_equal(t->ndim, ndim);
-        size_t shape[4] = {ndim == 4 ? 1 : a, ndim == 4 ? a : b, 1, 1};
+        size_t shape[4] = {ndim == 4 ? b : a, ndim == 4 ? a : b, 1, 1};
         for (size_t d = 0; d < ndim; d++) { assert_int_equal(t->shape[d], shape[d]); }
         free(full);
     }
@@ -109,10 +111,11 @@ static void check_tensors(const char* encoding, const char* name, PosKind kind, 
         }
         n += check_tensor(&file, LAYER("attention_norm.weight", layer), 1, C, 0);
         n += check_tensor(&file, LAYER("ffn_norm.weight", layer), 1, C, 0);
-        if (ssmax) { n += check_tensor(&file, LAYER("attention.seq_scale", layer), 4, NH, 0); }
+        if (ssmax) { n += check_tensor(&file, LAYER("attention.seq_scale", layer), 4, NH, 1); }
         for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
             if (posenc_tensor(t)->owner != kind) { continue; }
-            n += check_tensor(&file, LAYER("attention.prior.%s", layer, posenc_tensor(t)->name), 4, NH, 0);
+            n += check_tensor(&file, LAYER("attention.prior.%s", layer, posenc_tensor(t)->name), 4, NH,
+                              posenc_tensor(t)->rows);
         }
 #undef LAYER
     }

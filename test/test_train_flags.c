@@ -155,7 +155,7 @@ static void test_help(void** state) {
     for (const char *line = r.out, *end; (end = strchr(line, '\n')); line = end + 1) {
         assert_true(end - line <= 80);
         char name[64], word[32];
-        if (strncmp(line, "  --", 4) != 0 || sscanf(line + 4, "%63[a-z_]", name) != 1) { continue; }
+        if (strncmp(line, "  --", 4) != 0 || sscanf(line + 4, "%63[a-z0-9_]", name) != 1) { continue; }
         check_flag(name, value_for(name, line, word));
         flags++;
     }
