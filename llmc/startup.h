@@ -38,9 +38,10 @@ static inline void startup_streams(void) {
 /*
 OpenMP's threads wait for each other by spinning, 3 ms or more, before they sleep. That is right while each has a core
 for itself. As soon as anything else wants one, a thread that waits keeps the one that it waits for from running, at
-every one of a step's hundreds of meetings. A thousand rounds, some 10 us, cost nothing alone and little beside others.
-libgomp reads its settings before main: so the program starts itself again with them, unless the user has made any. By
-its path, so that it keeps its name; AT_BASE is 0 when the loader itself was started, with the program as its argument.
+every one of a step's hundreds of meetings. Five thousand rounds, some 50 us, cost nothing alone and little beside
+others. libgomp reads its settings before main: so the program starts itself again with them, unless the user has made
+any. By its path, so that it keeps its name; AT_BASE is 0 when the loader itself was started, with the program as its
+argument.
 */
 static inline void startup_choose_waiting(char** argv) {
 #ifdef _OPENMP
@@ -51,7 +52,7 @@ static inline void startup_choose_waiting(char** argv) {
     }
     char path[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
-    if (n <= 0 || getauxval(AT_BASE) == 0 || setenv("GOMP_SPINCOUNT", "1000", 0) != 0) { return; }
+    if (n <= 0 || getauxval(AT_BASE) == 0 || setenv("GOMP_SPINCOUNT", "5000", 0) != 0) { return; }
     path[n] = '\0';
     execv(path, argv);
     execv("/proc/self/exe", argv);  // the file has been replaced or removed since

@@ -116,8 +116,8 @@ static void test_spinning_is_short(void** state) {
     static const struct {
         const char *environment, *program, *words;
     } rows[] = {
-        {"", "train_gpt", "GOMP_SPINCOUNT = '1000'"},
-        {"", "evaluate", "GOMP_SPINCOUNT = '1000'"},
+        {"", "train_gpt", "GOMP_SPINCOUNT = '5000'"},
+        {"", "evaluate", "GOMP_SPINCOUNT = '5000'"},
         {"GOMP_SPINCOUNT=77", "train_gpt", "GOMP_SPINCOUNT = '77'"},
         {"OMP_WAIT_POLICY=active", "train_gpt", "OMP_WAIT_POLICY = 'ACTIVE'"},
         {"OMP_WAIT_POLICY=passive", "evaluate", "GOMP_SPINCOUNT = '0'"},
