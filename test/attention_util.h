@@ -226,6 +226,25 @@ static inline void check_added_terms(const Problem* p, const Reference* r, doubl
     if (attention_has(&p->in, TERM_SINK)) { assert_error_below(relative_error(p->dsink, r->dsink, s->NH), tolerance); }
 }
 
+static inline double reference_loss(const Problem* p) {
+    Reference r = reference(p, false);
+    double loss = 0;
+    for (size_t i = 0; i < p->q_size; i++) { loss += r.out[i] * (double)p->dout[i]; }
+    free_reference(&r);
+    return loss;
+}
+
+// Central difference of the reference's loss by one fp32 number; error of order step^2.
+static inline double finite_difference(const Problem* p, float* x) {
+    float old = *x, above = old + 0x1p-10f, below = old - 0x1p-10f;
+    *x = above;
+    double loss_above = reference_loss(p);
+    *x = below;
+    double loss_below = reference_loss(p);
+    *x = old;
+    return (loss_above - loss_below) / ((double)above - (double)below);
+}
+
 static inline void print_shape(const Shape* s) {
     print_error("B %zu T %zu NH %zu NKV %zu HS %zu bias %d scaled %d documents %d\n", s->B, s->T, s->NH, s->NKV, s->HS,
                 s->bias, s->scaled, s->documents);

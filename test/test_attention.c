@@ -463,25 +463,6 @@ static void test_nan_is_not_hidden(void** state) {
 // ----------------------------------------------------------------------------
 // finite differences
 
-static double reference_loss(const Problem* p) {
-    Reference r = reference(p, false);
-    double loss = 0;
-    for (size_t i = 0; i < p->q_size; i++) { loss += r.out[i] * (double)p->dout[i]; }
-    free_reference(&r);
-    return loss;
-}
-
-// Central difference of the reference's loss by one fp32 number; error of order step^2.
-static double finite_difference(const Problem* p, float* x) {
-    float old = *x, above = old + 0x1p-10f, below = old - 0x1p-10f;
-    *x = above;
-    double loss_above = reference_loss(p);
-    *x = below;
-    double loss_below = reference_loss(p);
-    *x = old;
-    return (loss_above - loss_below) / ((double)above - (double)below);
-}
-
 static void test_finite_differences(void** state) {
     (void)state;
     for (int c = 0; c < 4; c++) {
