@@ -226,6 +226,13 @@ static inline void check_added_terms(const Problem* p, const Reference* r, doubl
     if (attention_has(&p->in, TERM_SINK)) { assert_error_below(relative_error(p->dsink, r->dsink, s->NH), tolerance); }
 }
 
+// Teams of threads are slow to meet on a busy machine, so only the tests that are about threads use them.
+static inline int one_thread(void** state) {
+    (void)state;
+    set_threads(1);
+    return 0;
+}
+
 static inline double reference_loss(const Problem* p) {
     Reference r = reference(p, false);
     double loss = 0;

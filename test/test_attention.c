@@ -484,13 +484,6 @@ static void test_finite_differences(void** state) {
     }
 }
 
-// Teams of threads are slow to meet on a busy machine, so only the tests that are about threads use them.
-static int one_thread(void** state) {
-    (void)state;
-    set_threads(1);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_shapes, one_thread),

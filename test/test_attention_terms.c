@@ -160,12 +160,6 @@ static void test_finite_differences(void** state) {
     }
 }
 
-static int one_thread(void** state) {
-    (void)state;
-    set_threads(1);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_random_terms, one_thread),

@@ -1,27 +1,8 @@
 /*
-Checkpoints that cannot be used, disks that are full, folders that stay in order, and runs that start from the
-weights of another file.
+Checkpoints that cannot be used, disks that are full, and folders that stay in order.
 */
-#include "train_util.h"
-
+#include "checkpoint_util.h"
 #include "../llmc/fingerprint.h"
-
-#define STEPS " --tokens_per_step 64 --num_iterations 8 --checkpoint_every 4 --keep_checkpoints 9 --seed 3"
-
-static char* copy_of(const char* log, const char* encoding) {
-    static size_t number;
-    char *from = run_file(log, encoding, ""), *to = text("%s/copy_%zu", scratch, number++);
-    copy_tree(from, to);
-    free(from);
-    return to;
-}
-
-static Run run_checkpoint(const char* folder, const char* flags) {
-    char* all = text("--checkpoint %s %s", folder, flags);
-    Run r = run_train(all);
-    free(all);
-    return r;
-}
 
 // A refusal changes nothing in the run folder.
 static void assert_refused_untouched(const char* folder, const char* flags, const char* words) {
@@ -472,201 +453,15 @@ static void test_keep_checkpoints(void** state) {
     }
 }
 
-// ----------------------------------------------------------------------------
-// --init_from
-
-// Rounds a positive or negative normal number down to 16 bits.
-static uint16_t narrow(float x, SafeTensorsType type) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (type == SAFETENSORS_BF16) { return (uint16_t)(bits >> 16); }
-    int exponent = (int)(bits >> 23 & 255) - 112;
-    assert_true(exponent < 31);
-    return (uint16_t)(bits >> 16 & 0x8000) | (exponent <= 0 ? 0 : (uint16_t)(exponent << 10 | (bits >> 13 & 1023)));
-}
-
-typedef struct {
-    const SafeTensors* file;
-    SafeTensorsType type;
-} Converted;
-
-static void converted_source(void* context, size_t index, size_t offset, void* chunk, size_t bytes) {
-    const Converted* c = (const Converted*)context;
-    size_t width = safetensors_type_bytes(c->type), first = offset / width;
-    for (size_t i = 0; i < bytes / width; i++) {
-        float value;
-        memcpy(&value, c->file->tensors[index].data + (first + i) * sizeof value, sizeof value);
-        uint16_t half = width == 2 ? narrow(value, c->type) : 0;
-        memcpy((char*)chunk + i * width, width == 2 ? (void*)&half : (void*)&value, width);
-    }
-}
-
-// SCRATCH/NAME: the tensors of an F32 file as another type, under another prefix; no metadata, as foreign files.
-static char* convert_weights(const char* from, const char* name, SafeTensorsType type, const char* prefix) {
-    SafeTensors file = safetensors_open(from);
-    SafeTensorsEntry* entries = xcalloc(file.count, sizeof *entries);
-    for (size_t i = 0; i < file.count; i++) {
-        entries[i].name = text("%s%s", prefix, file.tensors[i].name);
-        entries[i].type = type, entries[i].ndim = file.tensors[i].ndim;
-        memcpy(entries[i].shape, file.tensors[i].shape, sizeof entries[i].shape);
-    }
-    char* to = text("%s/%s", scratch, name);
-    Converted c = {&file, type};
-    safetensors_write(to, entries, file.count, NULL, 0, converted_source, &c);
-    for (size_t i = 0; i < file.count; i++) { free((void*)entries[i].name); }
-    free(entries);
-    safetensors_close(&file);
-    return to;
-}
-
-static double last_eval(const char* log, const char* encoding, size_t row) {
-    char* path = run_file(log, encoding, "eval.log");
-    double losses[16];
-    assert_true(csv_column(path, 2, losses, 16) > row);
-    free(path);
-    return losses[row];
-}
-
-// The new run's first validation loss is the old run's last, up to the rounding of the file's type.
-static void test_init_from_types(void** state) {
-    (void)state;
-    static const struct {
-        SafeTensorsType type;
-        const char* log;
-        double tolerance;
-    } rows[] = {{SAFETENSORS_F32, "f32", 0}, {SAFETENSORS_F16, "f16", 3e-3}, {SAFETENSORS_BF16, "bf16", 3e-2}};
-    const char* validate = "--tokens_per_step 64 --val_tokens 128 --val_tokens_padding 0 --val_loss_every 100";
-    char* source_flags = text("%s --num_iterations 40 --position_encoding bam", validate);
-    train_tiny_quietly("source", source_flags);
-    char* source = run_file("source", "bam", "model.safetensors");
-    double trained = last_eval("source", "bam", 1);
-    assert_true(trained < last_eval("source", "bam", 0) - 1);
-    for (size_t i = 0; i < 3; i++) {
-        char *name = text("%s.safetensors", rows[i].log), *file = convert_weights(source, name, rows[i].type, "");
-        char* flags = text("%s --num_iterations 1 --position_encoding bam --init_from %s", validate, file);
-        train_tiny_quietly(rows[i].log, flags);
-        assert_error_below(fabs(last_eval(rows[i].log, "bam", 0) - trained), rows[i].tolerance);
-        free(name), free(file), free(flags);
-    }
-    free(source_flags), free(source);
-}
-
-// NoPE weights go on as NoPE with Scalable-Softmax: the scales are drawn and listed, the rest is taken over. The new
-// run then resumes like any other.
-static void test_init_from_other_encoding(void** state) {
-    (void)state;
-    char* file = run_file("source", "bam", "model.safetensors");
-    char* flags = text("--position_encoding nope_ssmax%s --init_from %s", STEPS, file);
-    Run r = train_tiny("switched", flags);
-    assert_int_equal(count_words(r.out, "drawn    "), 2);
-    assert_non_null(strstr(r.out, "drawn    layers.0.attention.seq_scale (not in "));
-    assert_non_null(strstr(r.out, "drawn    layers.1.attention.seq_scale (not in "));
-    assert_int_equal(count_words(r.out, "unused   "), 6);
-    assert_non_null(strstr(r.out, "unused   layers.1.attention.prior.theta_mu of "));
-    assert_non_null(strstr(r.out, "weights  21 tensors from "));
-    double losses[8];
-    assert_int_equal(losses_of("switched", "nope_ssmax", losses, 8), 8);
-    assert_true(losses[0] < log(BYTES_VOCAB) - 1);  // weights that know the corpus
-    assert_true(losses[7] < losses[0]);
-    run_free(&r);
-
-    char *whole = run_file("switched", "nope_ssmax", "model.safetensors"), *cut = copy_of("switched", "nope_ssmax");
-    char *last = text("%s/checkpoints/step_000000008", cut), *model = text("%s/model.safetensors", cut);
-    remove_tree(last), unlink(model);
-    Run again = run_checkpoint(cut, "--checkpoint_args");
-    assert_true(exited_with(&again, 0));
-    assert_same_file(whole, model);
-    run_free(&again);
-    free(file), free(flags), free(whole), free(cut), free(last), free(model);
-}
-
-// The first value of the first tensor becomes NaN.
-static void poison(const char* path) {
-    SafeTensors file = safetensors_open(path);
-    long offset = (long)(file.tensors[0].data - (const unsigned char*)file.map);
-    safetensors_close(&file);
-    float nan = NAN;
-    FILE* f = fopen(path, "r+b");
-    assert_non_null(f);
-    assert_int_equal(fseek(f, offset, SEEK_SET), 0);
-    assert_int_equal(fwrite(&nan, sizeof nan, 1, f), 1);
-    assert_int_equal(fclose(f), 0);
-}
-
-static void test_init_from_refusals(void** state) {
-    (void)state;
-    char* source = run_file("base", "nope", "model.safetensors");
-    char* foreign = convert_weights(source, "foreign.safetensors", SAFETENSORS_F32, "model.");
-    char* integers = convert_weights(source, "integers.safetensors", SAFETENSORS_I32, "");
-    char* poisoned = convert_weights(source, "poisoned.safetensors", SAFETENSORS_F32, "");
-    poison(poisoned);
-    char *other = run_file("base", "nope", "train.log"), *nowhere = text("%s/nowhere.safetensors", scratch);
-    const struct {
-        const char *file, *flags, *words;
-    } rows[] = {
-        {source, "--dim 64", "has shape [258,32]|the model needs [258,64]"},
-        {source, "--n_kv_heads 1", "wk.weight|[32,32]|[16,32]"},
-        {foreign, "", "none of its|such as tok_embeddings.weight"},
-        {integers, "", "dtype I32|F32"},
-        {other, "", "train.log|safetensors"},
-        {nowhere, "", "nowhere.safetensors|No such file"},
-        {poisoned, "", "tok_embeddings.weight|not finite"},
-        {source, "--dataset other_hash", "hash 00000001|00000002"},
-        {source, "--dataset other_bos", "BOS 256 and EOS 257|has 255 and 257"},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        char* more = text("%s%s --init_from %s", rows[i].flags, STEPS, rows[i].file);
-        char *flags = tiny_flags("refused", more), *log = text("%s/refused", scratch);
-        Run r = run_train(flags);
-        assert_refused(&r, rows[i].words);
-        assert_false(file_exists(log));
-        run_free(&r);
-        free(more), free(flags), free(log);
-    }
-    free(source), free(foreign), free(integers), free(poisoned), free(other), free(nowhere);
-}
-
-// The corpus "easy" with another header, or in a shard of another name.
-static void make_variant(const char* name, const char* file, int bos, uint32_t hash) {
-    Folder folder = dataset_folder(name);
-    ShardInfo info = {2, 20000, BYTES_VOCAB, bos, BYTES_EOS, hash};
-    uint32_t* ids = xcalloc(info.token_count, sizeof(uint32_t));
-    for (size_t i = 0; i < info.token_count; i++) { ids[i] = easy_token(i, NULL); }
-    write_shard(&folder, file, &info, ids);
-    free(ids);
-}
-
 int main(void) {
-    scratch_create();
-    make_variant("renamed", "aaa.bin", BYTES_BOS, 1);
-    make_variant("other_hash", "part_0000.bin", BYTES_BOS, 2);
-    make_variant("other_bos", "part_0000.bin", 255, 1);
-    make_dataset("short", easy_token, 1, 300);
-    Folder wide = dataset_folder("wide");
-    ShardInfo info = {2, 2000, 300, BYTES_BOS, BYTES_EOS, 1};
-    uint32_t* tokens = xcalloc(info.token_count, sizeof(uint32_t));
-    write_shard(&wide, "wide.bin", &info, tokens);
-    free(tokens);
     static const char* const encodings[] = {"nope", "rotary_ssmax", "bam_ssmax", "sinusoidal"};
-    for (size_t i = 0; i < 4; i++) {
-        char* flags = text("--position_encoding %s%s", encodings[i], STEPS);
-        train_tiny_quietly("base", flags);
-        free(flags);
-    }
+    make_bases(encodings, sizeof encodings / sizeof *encodings);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_other_models),
-        cmocka_unit_test(test_damaged_newest),
-        cmocka_unit_test(test_damaged_folders),
-        cmocka_unit_test(test_foreign_entries),
-        cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_older_checkpoint),
-        cmocka_unit_test(test_fingerprints),
-        cmocka_unit_test(test_leftovers_of_a_kill),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_keep_checkpoints),
-        cmocka_unit_test(test_init_from_types),
-        cmocka_unit_test(test_init_from_other_encoding),
-        cmocka_unit_test(test_init_from_refusals),
+        cmocka_unit_test(test_other_models),    cmocka_unit_test(test_damaged_newest),
+        cmocka_unit_test(test_damaged_folders), cmocka_unit_test(test_foreign_entries),
+        cmocka_unit_test(test_paths),           cmocka_unit_test(test_older_checkpoint),
+        cmocka_unit_test(test_fingerprints),    cmocka_unit_test(test_leftovers_of_a_kill),
+        cmocka_unit_test(test_full_disk),       cmocka_unit_test(test_keep_checkpoints),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
