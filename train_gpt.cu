@@ -65,14 +65,24 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
                                   a->learning_rate_decay_frac, 0.2);
 }
 
-static void choose_encoding(Trainer* t) {
-    bool known = posenc_parse(t->args.position_encoding, &t->encoding, &t->ssmax);
-    assert(known);
-    (void)known;
-    unsigned terms = posenc_terms(t->encoding, t->ssmax);
-    // libraries know the published slopes alone
-    if (strcmp(t->args.model.alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
-    attention_choose(t->args.attention, terms);
+// One kind of attention is chosen for all layers. A list that names one encoding for all is --position_encoding.
+static void choose_attention(Trainer* t) {
+    const TrainArgs* a = &t->args;
+    ModelConfig layers;
+    memset(&layers, 0, sizeof layers);
+    layers.options = a->model;
+    train_model_layers(&layers, a);
+    model_check_layers(&layers);
+    attention_choose(a->attention, model_terms(&layers));
+    t->encoding = model_encoding_name(&layers);
+    if (a->layer_encodings.count > 0 && model_encoding_period(&layers) == 1) {
+        Option *list = options_row(&t->options, "layer_encodings"),
+               *one = options_row(&t->options, "position_encoding");
+        const OptionSource source = list->source;
+        const char* name = a->layer_encodings.items[0];
+        option_unset(list);
+        option_set(&t->options, one, source, "layer_encodings", name);
+    }
 }
 
 static void open_data(Trainer* t) {
@@ -144,8 +154,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
     printf("step     %s tokens: %zu x %zu, %zu rank%s, %zu accumulation step%s\n", format_count(a, t->tokens_per_step),
            t->args.batch_size, t->args.sequence_length, ranks.size, ranks.size == 1 ? "" : "s", t->accumulation,
            t->accumulation == 1 ? "" : "s");
-    printf("model    %s %s: %s parameters\n", t->args.model_size, t->args.position_encoding,
-           format_count(a, t->model.learned_count));
+    printf("model    %s %s: %s parameters\n", t->args.model_size, t->encoding, format_count(a, t->model.learned_count));
     print_memory(t, memory);
     print_ranks(t);
     backend_describe(device, sizeof device);
@@ -156,7 +165,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
 
 static void build_model(Trainer* t) {
     const TrainArgs* a = &t->args;
-    t->config = train_model_config(a, t->encoding, t->ssmax, t->loader.vocab_size, t->loader.bos);
+    t->config = train_model_config(a, t->loader.vocab_size, t->loader.bos);
     size_t sample = t->tokenizer ? t->prompt.count + a->sample_length : 0;
     ModelPlan plan;
     plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
@@ -419,7 +428,7 @@ int main(int argc, char** argv) {
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
     signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the run goes on, its end tells
-    choose_encoding(t);
+    choose_attention(t);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);
     check_ranks(t);
@@ -440,7 +449,7 @@ int main(int argc, char** argv) {
     model_free(&t->model);
     if (t->tokenizer) { tokenizer_close(t->tokenizer); }
     free(t->prompt.ids);
-    free(t->folder), free(t->checkpoint), free(t->proven);
+    free(t->folder), free(t->checkpoint), free(t->proven), free(t->encoding);
     if (t->batch_log) { fclose(t->batch_log); }
     options_free(&t->options);
     ranks_finish();

@@ -332,7 +332,7 @@ static void bench_train(const Bench* bench, const char* size, const char* encodi
     const size_t T = bench->T, B = bench->rows / T;
     const ModelConfig config = configuration(size, encoding, VOCABULARY);
     const ModelPlan plan = {MODE_TRAIN, B, T, 1, T, 0, 1};
-    attention_choose(bench->attention, posenc_terms(config.encoding, config.ssmax));
+    attention_choose(bench->attention, model_terms(&config));
     const size_t bytes = start_model(&model, &config, &plan);
     const std::vector<int> tokens = host_ids(B * T + 1);
     const double rate = backend_matmul_rate();

@@ -218,14 +218,13 @@ static inline void checkpoint_check_vocabulary(const char* path, const RunState*
 static inline void checkpoint_check_model(const SafeTensors* file, const ModelConfig* config) {
     const char *saved = safetensors_metadata(file, "position_encoding"),
                *args = safetensors_metadata(file, "model_args");
-    const char *name = posenc_info(config->encoding)->name, *suffix = config->ssmax ? "_ssmax" : "";
-    char* wanted = text("%s%s", name, suffix);
+    char* wanted = model_encoding_name(config);
     if (!saved || !args) {
         fatal("%s: no model_args in its metadata; use --init_from for foreign weights", file->path);
     }
     if (strcmp(saved, wanted) != 0) {
-        fatal("%s: trained with %s, the flags ask for %s; correct --position_encoding, or use --init_from", file->path,
-              saved, wanted);
+        fatal("%s: trained with %s, the flags ask for %s; correct --%s, or use --init_from", file->path, saved, wanted,
+              model_encoding_period(config) > 1 ? "layer_encodings" : "position_encoding");
     }
     cJSON *found = cJSON_Parse(args), *asked = model_args_json(config, 1, 1);
     model_args_check_same(found, asked, file->path);

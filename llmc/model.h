@@ -26,8 +26,9 @@ typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 
 /*
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
-Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
-one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
+Rows or columns of 0 leave a parameter out of a layer. wq, wk, wv and w1, w3 follow one another in memory, so that each
+group is one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its
+own.
 */
 #define PARAM_LIST(X)                                                                                              \
     X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
@@ -46,12 +47,17 @@ one matrix for one product. A prior is the tensors of the encoding one after ano
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
-// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has.
-#define MODEL_DIMENSIONS(c)                                                                                         \
-    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,            \
-                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
-                                         P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
-                                         PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0
+// The short names that the lists use.
+#define MODEL_DIMENSIONS(c)                                                                              \
+    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH, \
+                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS
+
+// And those of what not every layer has. PG, PL: numbers of the priors that layers share, and of the layer's own.
+#define LAYER_DIMENSIONS(c, layer)                                                    \
+    MODEL_DIMENSIONS(c);                                                              \
+    __attribute__((unused)) const size_t PG = model_global_prior_place(c, POS_COUNT), \
+                                         PL = model_layer_prior_numbers(c, layer),    \
+                                         SS = model_layer_ssmax(c, layer) ? 1 : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -159,14 +165,16 @@ typedef struct {
     size_t parameters, gradients, optimizer, activations, tables, workspace;  // bytes
 } ModelMemory;
 
+#define NO_TABLE SIZE_MAX
+
 typedef struct Model {
     ModelConfig config;
     ModelPlan plan;
 
     Tensor* tensors;
     size_t tensor_count;
-    size_t param_offset[PARAM_COUNT], layer_stride, param_count;  // elements; of layer 0, between layers, in all
-    size_t learned_count;                                         // parameters that a checkpoint holds
+    size_t (*param_offset)[PARAM_COUNT];  // elements, for each layer; of the model's parameters the same for all
+    size_t param_count, learned_count;    // elements in all; parameters that a checkpoint holds
     Segment* segments;  // token embedding, output head, the model's vectors; each layer's matrices, vectors
     size_t segment_count, moment_count;
 
@@ -180,9 +188,12 @@ typedef struct Model {
 
     size_t act_offset[ACT_COUNT], act_stride[ACT_COUNT], act_bytes;  // bytes; of layer 0, between layers, in all
     char* activations;
-    float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none
-    float* bias_tables;     // [one or L][NH][max_length]; NULL without a relative bias
-    bool tables_stale;      // the prior has changed since the tables were filled
+    float* position_table;  // added to the embedding or used to rotate; NULL when no encoding needs one
+    size_t* bias_table;     // which of the tables each layer reads; NO_TABLE without a relative bias
+    size_t bias_table_count;
+    float* bias_tables;  // [bias_table_count][NH][max_length]; NULL without a relative bias
+    bool tables_filled;  // once, which is enough where nothing is learned
+    bool tables_stale;   // a prior has changed since the tables were filled
     void* workspace;
 
     size_t B, T;       // of the last forward pass
@@ -225,12 +236,13 @@ static inline Tensor* model_add_tensor(Model* model, const char* name, int layer
     return &model->tensors[model->tensor_count - 1];
 }
 
-// The tensors that the encoding learns, in the order of its list: "PRIOR.NAME".
-static inline void model_add_prior(Model* model, const char* prior, int layer, ParamGroup group, size_t offset) {
+// The tensors that an encoding learns, in the order of its list: "PRIOR.NAME".
+static inline void model_add_prior(Model* model, PosKind encoding, const char* prior, int layer, ParamGroup group,
+                                   size_t offset) {
     const ModelConfig* c = &model->config;
     for (int i = 0; i < POSENC_TENSOR_COUNT; i++) {
         const PosencTensor* listed = posenc_tensor(i);
-        if (listed->owner != c->encoding) { continue; }
+        if (listed->owner != encoding) { continue; }
         char* name = text("%s.%s", prior, listed->name);
         Tensor* t = model_add_tensor(model, name, layer, SHAPE_HEADS, INIT_PRIOR, group, listed->rows,
                                      listed->per_head ? c->NH : 1, offset);
@@ -240,10 +252,20 @@ static inline void model_add_prior(Model* model, const char* prior, int layer, P
     }
 }
 
-// Lists every tensor in the order of memory and sets offsets, strides and counts.
-static inline void model_layout_params(Model* model) {
-    MODEL_DIMENSIONS(&model->config);
-    struct {
+// Those of all encodings that share a prior among their layers.
+static inline void model_add_global_priors(Model* model, const char* prior, ParamGroup group, size_t offset) {
+    for (int kind = 0; kind < POS_COUNT; kind++) {
+        if (!model_has_encoding(&model->config, (PosKind)kind)) { continue; }
+        const size_t place = model_global_prior_place(&model->config, (PosKind)kind);
+        model_add_prior(model, (PosKind)kind, prior, -1, group, offset + place);
+    }
+}
+
+// Lists the tensors of a layer, or with -1 those of the model, in the order of memory from `offset` on; sets their
+// offsets and returns where they end.
+static inline size_t model_layout_layer(Model* model, int layer, size_t offset) {
+    LAYER_DIMENSIONS(&model->config, layer < 0 ? 0 : (size_t)layer);
+    const struct {
         const char* name;
         ParamScope scope;
         size_t rows, cols;
@@ -255,28 +277,38 @@ static inline void model_layout_params(Model* model) {
         PARAM_LIST(X)
 #undef X
     };
-    size_t offset = 0;
-    for (int layer = -1; layer < (int)L; layer++) {
-        size_t layer_start = offset;
-        for (int p = 0; p < PARAM_COUNT; p++) {
-            if ((list[p].scope == SCOPE_MODEL) != (layer < 0)) { continue; }
-            if (layer <= 0) { model->param_offset[p] = offset; }
-            size_t count = list[p].rows * list[p].cols;
-            if (count > 0 && list[p].init == INIT_PRIOR) {
-                model_add_prior(model, list[p].name, layer, list[p].group, offset);
-            } else if (count > 0) {
-                model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, list[p].rows,
-                                 list[p].cols, offset);
-            }
-            offset += round_up(count, 16);  // a cache line of fp32
+    for (int p = 0; p < PARAM_COUNT; p++) {
+        if ((list[p].scope == SCOPE_MODEL) != (layer < 0)) { continue; }
+        const size_t count = list[p].rows * list[p].cols;
+        for (size_t l = layer < 0 ? 0 : (size_t)layer; l < (layer < 0 ? L : (size_t)layer + 1); l++) {
+            model->param_offset[l][p] = offset;
         }
-        if (layer >= 0) { model->layer_stride = offset - layer_start; }
+        if (count > 0 && list[p].init == INIT_PRIOR && layer < 0) {
+            model_add_global_priors(model, list[p].name, list[p].group, offset);
+        } else if (count > 0 && list[p].init == INIT_PRIOR) {
+            model_add_prior(model, model_layer_encoding(&model->config, (size_t)layer), list[p].name, layer,
+                            list[p].group, offset);
+        } else if (count > 0) {
+            model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, list[p].rows,
+                             list[p].cols, offset);
+        }
+        offset += round_up(count, 16);  // a cache line of fp32
     }
-    model->param_count = offset;
+    return offset;
+}
+
+static inline void model_layout_params(Model* model) {
+    MODEL_DIMENSIONS(&model->config);
+    model->param_offset = (size_t(*)[PARAM_COUNT])xcalloc(L, sizeof *model->param_offset);
+    for (int layer = -1; layer < (int)L; layer++) {
+        model->param_count = model_layout_layer(model, layer, model->param_count);
+    }
     // what lets one product serve several matrices: holds since C and HS are multiples of 8
-    assert(model->param_offset[PARAM_wk] == model->param_offset[PARAM_wq] + NH * HS * C);
-    assert(model->param_offset[PARAM_wv] == model->param_offset[PARAM_wk] + NKV * HS * C);
-    assert(model->param_offset[PARAM_w3] == model->param_offset[PARAM_w1] + F * C);
+    const size_t* at = model->param_offset[0];
+    assert(at[PARAM_wk] == at[PARAM_wq] + NH * HS * C);
+    assert(at[PARAM_wv] == at[PARAM_wk] + NKV * HS * C);
+    assert(at[PARAM_w3] == at[PARAM_w1] + F * C);
+    (void)at;
 }
 
 static inline void model_add_segment(Model* model, size_t offset, size_t end, bool matrices) {
@@ -293,15 +325,30 @@ enum { SEGMENT_EMBEDDING, SEGMENT_OUTPUT, SEGMENT_VECTORS, SEGMENT_LAYERS };
 
 // Segments in the order of memory; vectors are too small to be worth sharding.
 static inline void model_layout_segments(Model* model) {
-    const size_t L = model->config.L, *at = model->param_offset;
+    const size_t L = model->config.L, *at = model->param_offset[0];
     model->segments = (Segment*)xcalloc(SEGMENT_LAYERS + 2 * L, sizeof(Segment));
     model_add_segment(model, at[PARAM_tok_embeddings], at[PARAM_output], true);
     model_add_segment(model, at[PARAM_output], at[PARAM_norm], true);
     model_add_segment(model, at[PARAM_norm], at[PARAM_wq], false);
     for (size_t layer = 0; layer < L; layer++) {
-        size_t shift = layer * model->layer_stride;
-        model_add_segment(model, at[PARAM_wq] + shift, at[PARAM_attention_norm] + shift, true);
-        model_add_segment(model, at[PARAM_attention_norm] + shift, at[PARAM_wq] + shift + model->layer_stride, false);
+        at = model->param_offset[layer];
+        const size_t end = layer + 1 < L ? model->param_offset[layer + 1][PARAM_wq] : model->param_count;
+        model_add_segment(model, at[PARAM_wq], at[PARAM_attention_norm], true);
+        model_add_segment(model, at[PARAM_attention_norm], end, false);
+    }
+}
+
+// Layers with the same bias read one table.
+static inline void model_layout_tables(Model* model) {
+    const ModelConfig* c = &model->config;
+    model->bias_table = (size_t*)xcalloc(c->L, sizeof(size_t));
+    for (size_t layer = 0; layer < c->L; layer++) {
+        size_t first = 0;
+        while (!model_same_bias(c, first, layer)) { first++; }
+        const bool biased = (model_layer_info(c, layer)->terms & TERM_DISTANCE) != 0;
+        model->bias_table[layer] = !biased         ? NO_TABLE
+                                   : first < layer ? model->bias_table[first]
+                                                   : model->bias_table_count++;
     }
 }
 
@@ -336,8 +383,8 @@ static inline Params model_params(const Model* model, size_t layer) {
         floatX* base_floatX;
         float* base_float;
     } from = {model->params, model->master};
-    size_t shift[] = {0, layer * model->layer_stride};
-#define X(type, field, name, scope, ...) p.field = from.base_##type + model->param_offset[PARAM_##field] + shift[scope];
+    const size_t* at = model->param_offset[layer];
+#define X(type, field, ...) p.field = from.base_##type + at[PARAM_##field];
     PARAM_LIST(X)
 #undef X
     return p;
@@ -345,8 +392,8 @@ static inline Params model_params(const Model* model, size_t layer) {
 
 static inline Gradients model_gradients(const Model* model, size_t layer) {
     Gradients g;
-    size_t shift[] = {0, layer * model->layer_stride};
-#define X(type, field, name, scope, ...) g.field = model->grads + model->param_offset[PARAM_##field] + shift[scope];
+    const size_t* at = model->param_offset[layer];
+#define X(type, field, ...) g.field = model->grads + at[PARAM_##field];
     PARAM_LIST(X)
 #undef X
     return g;
@@ -364,14 +411,14 @@ static inline Activations model_activations(const Model* model, size_t layer) {
 // ----------------------------------------------------------------------------
 // memory
 
-static inline size_t model_bias_table_count(const ModelConfig* c) {
-    if (!(posenc_info(c->encoding)->terms & TERM_DISTANCE)) { return 0; }
-    return posenc_params(c->encoding) > 0 && !model_global_prior(c) ? c->L : 1;
+static inline size_t model_bias_tables_size(const Model* model) {
+    return model->bias_table_count * model->config.NH * model->plan.max_length;
 }
 
 static inline size_t model_position_table_size(const ModelConfig* c, size_t length) {
-    PosencMechanism mechanism = posenc_info(c->encoding)->mechanism;
-    return mechanism == POSENC_ADD ? length * c->C : mechanism == POSENC_ROTATE ? length * c->HS : 0;
+    return model_has_mechanism(c, POSENC_ADD)      ? length * c->C
+           : model_has_mechanism(c, POSENC_ROTATE) ? length * c->HS
+                                                   : 0;
 }
 
 static inline size_t model_workspace_bytes(const Model* model) {
@@ -422,6 +469,7 @@ static inline ModelMemory model_plan(Model* model, const ModelConfig* config, co
     model_check_sizes(config, plan);
     model_layout_params(model);
     model_layout_segments(model);
+    model_layout_tables(model);
     model_layout_activations(model);
     bool training = plan->mode != MODE_INFERENCE;
     size_t fp32 = model->param_count * sizeof(float);
@@ -430,8 +478,8 @@ static inline ModelMemory model_plan(Model* model, const ModelConfig* config, co
     memory.gradients = training ? fp32 : 0;
     memory.optimizer = training ? 2 * model->moment_count * sizeof(float) : 0;
     memory.activations = model->act_bytes;
-    memory.tables = sizeof(float) * (model_position_table_size(config, plan->max_length) +
-                                     model_bias_table_count(config) * config->NH * plan->max_length);
+    memory.tables =
+        sizeof(float) * (model_position_table_size(config, plan->max_length) + model_bias_tables_size(model));
     memory.workspace = model_workspace_bytes(model);
     return memory;
 }
@@ -446,7 +494,11 @@ static inline void model_fill_position_table(Model* model) {
     if (size == 0) { return; }
     model->position_table = (float*)device_malloc(size * sizeof(float));
     const PositionSettings settings = model_position_settings(c);
-    position_table(model->position_table, c->encoding, &settings, length, c->C, c->HS);
+    for (size_t layer = 0; layer < c->L; layer++) {
+        if (model_layer_info(c, layer)->mechanism == POSENC_NONE) { continue; }
+        position_table(model->position_table, model_layer_encoding(c, layer), &settings, length, c->C, c->HS);
+        return;  // all layers that need a table need this one
+    }
 }
 
 // Takes the memory of a planned model. Parameters are zero until they are initialised or loaded.
@@ -462,7 +514,7 @@ static inline void model_allocate(Model* model) {
     }
     model->activations = (char*)device_malloc(model->act_bytes);
     model_fill_position_table(model);
-    size_t tables = model_bias_table_count(&model->config) * model->config.NH * model->plan.max_length;
+    size_t tables = model_bias_tables_size(model);
     if (tables) { model->bias_tables = (float*)device_malloc(tables * sizeof(float)); }
     model->tables_stale = true;
     model->workspace = device_malloc(model_workspace_bytes(model));
@@ -473,8 +525,7 @@ static inline void model_free(Model* model) {
     void* memory[] = {model->master,      model->grads,          model->m,           model->v,
                       model->activations, model->position_table, model->bias_tables, model->workspace};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) { device_free(memory[i]); }
-    free(model->tensors);
-    free(model->segments);
+    free(model->tensors), free(model->segments), free(model->param_offset), free(model->bias_table);
     memset(model, 0, sizeof *model);
 }
 

@@ -16,6 +16,17 @@ static inline double ffn_dim_multiplier(const ModelConfig* c) {
     return multiplier;
 }
 
+// The encodings of layers that differ, as far as they repeat: ["rotary", "rotary", "rotary", "nope"].
+static inline cJSON* model_layer_encodings_json(const ModelConfig* c) {
+    cJSON* names = cJSON_CreateArray();
+    for (size_t l = 0; l < model_encoding_period(c); l++) {
+        char* name = model_layer_name(c, l);
+        cJSON_AddItemToArray(names, cJSON_CreateString(name));
+        free(name);
+    }
+    return names;
+}
+
 // A new object with the fields that apply to this model.
 static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, size_t sequence_length) {
     cJSON* o = cJSON_CreateObject();
@@ -29,10 +40,13 @@ static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, si
     cJSON_AddNumberToObject(o, "norm_eps", 1e-5);
     cJSON_AddNumberToObject(o, "max_batch_size", (double)batch_size);
     cJSON_AddNumberToObject(o, "max_seq_len", (double)sequence_length);
-    model_options_to_json(o, &c->options, c->encoding, c->ssmax);
+    if (model_encoding_period(c) > 1) { cJSON_AddItemToObject(o, "layer_encodings", model_layer_encodings_json(c)); }
+    bool applies[MODEL_OPTION_COUNT];
+    model_options_applied(c, applies);
+    model_options_to_json(o, &c->options, applies);
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
-        if (tensor->owner != c->encoding) { continue; }
+        if (!model_has_encoding(c, tensor->owner)) { continue; }
         cJSON_AddStringToObject(o, tensor->init_name, c->posenc.init[t]);
         cJSON_AddBoolToObject(o, tensor->train_name, c->posenc.trained[t]);
     }
@@ -66,7 +80,28 @@ static inline bool model_arg_bool(const cJSON* o, const char* name, bool standar
     return cJSON_IsBool(item) ? cJSON_IsTrue(item) : standard;
 }
 
-// The configuration behind model_args and the encoding's name; path is for messages. Strings stay those of o.
+// The encodings of layers that differ; false where the model's layers do not.
+static inline bool model_layer_encodings_read(ModelConfig* c, const cJSON* o, const char* path) {
+    const cJSON *names = cJSON_GetObjectItemCaseSensitive(o, "layer_encodings"), *name;
+    if (!names || cJSON_IsNull(names)) { return false; }
+    size_t count = 0;
+    cJSON_ArrayForEach(name, names) {
+        if (count == c->L || !cJSON_IsString(name) || !model_parse_layer(c, count++, name->valuestring)) {
+            fatal(
+                "%s: model_args.layer_encodings: entry %zu is not the encoding of one of %zu layers; the run folder is "
+                "damaged",
+                path, count, c->L);
+        }
+    }
+    if (!cJSON_IsArray(names) || count == 0) {
+        fatal("%s: model_args.layer_encodings is no list of encodings; the run folder is damaged", path);
+    }
+    model_repeat_layers(c, count);
+    return true;
+}
+
+// The configuration behind model_args and the encoding's name, which may be NULL where the layers have encodings of
+// their own; path is for messages. Strings stay those of o.
 static inline ModelConfig model_config_from_json(const cJSON* o, const char* encoding, int bos, const char* path) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
@@ -82,7 +117,9 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     }
     c.F = (size_t)width;
     c.bos = bos;
-    if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) { fatal("%s: unknown position_encoding '%s'", path, encoding); }
+    if (!model_layer_encodings_read(&c, o, path) && !(encoding && model_parse_encoding(&c, encoding))) {
+        fatal("%s: unknown position_encoding '%s'", path, encoding ? encoding : "");
+    }
     c.options = model_options_from_json(o, path);
     c.posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
@@ -115,6 +152,7 @@ static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* w
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         model_args_check_field(checkpoint, wanted, sizes[i], NULL, path);
     }
+    model_args_check_field(checkpoint, wanted, "layer_encodings", NULL, path);
     const ModelOptions standard = model_default_options();
     for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
         if (model_option(i)->kept & MODEL_MAY_CHANGE) { continue; }

@@ -1,26 +1,31 @@
 /*
-What a model is: its sizes, its encoding, the named sizes of the paper, and their checks. Host only.
+What a model is: its sizes, the encoding of each layer, the named sizes of the paper, and their checks. Host only.
 */
 #ifndef MODEL_CONFIG_H
 #define MODEL_CONFIG_H
 
 #include "model_options.h"
 
+// The largest sizes that flags and run folders may ask for: beyond those of any model, below what sizes in bytes, as
+// products of them, could overflow.
+enum { MODEL_MAX_DIM = 65536, MODEL_MAX_LAYERS = 1000, MODEL_MAX_HEADS = 1024, MODEL_MAX_FFN_DIM = 1048576 };
+
+// What layers may differ in.
 typedef struct {
-    size_t V, Vp;    // vocabulary; rows in memory, a multiple of 128 so that products tile well
-    size_t C, L;     // channels, layers
-    size_t NH, NKV;  // query heads, key/value heads
-    size_t HS, F;    // head size C/NH, feed-forward width
     PosKind encoding;
     bool ssmax;  // Scalable-Softmax
+} ModelLayer;
+
+typedef struct {
+    size_t V, Vp;                         // vocabulary; rows in memory, a multiple of 128 so that products tile well
+    size_t C, L;                          // channels, layers
+    size_t NH, NKV;                       // query heads, key/value heads
+    size_t HS, F;                         // head size C/NH, feed-forward width
+    ModelLayer layers[MODEL_MAX_LAYERS];  // through the functions of model_layers.h
     ModelOptions options;
     PosencOptions posenc;
     int bos;  // starts a document; -1: sequences are not split into documents
 } ModelConfig;
-
-// The largest sizes that flags and run folders may ask for: beyond those of any model, below what sizes in bytes, as
-// products of them, could overflow.
-enum { MODEL_MAX_DIM = 65536, MODEL_MAX_LAYERS = 1000, MODEL_MAX_HEADS = 1024, MODEL_MAX_FFN_DIM = 1048576 };
 
 // Named sizes; feed-forward width is 2C. l2 and l4 are for tests and laptops, the others those of the paper.
 typedef struct {
@@ -41,15 +46,7 @@ static inline const ModelSize* model_size_find(const char* name) {
     return NULL;
 }
 
-// Is the bias scaled by Scalable-Softmax, too?
-static inline bool model_bias_inside(const ModelConfig* c) {
-    return posenc_info(c->encoding)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
-}
-
-// Do all layers share what the encoding learns?
-static inline bool model_global_prior(const ModelConfig* c) {
-    return c->options.global_prior && posenc_params(c->encoding) > 0;
-}
+#include "model_layers.h"
 
 // What the formulas of positions and of biases are given.
 static inline PositionSettings model_position_settings(const ModelConfig* c) {
@@ -81,6 +78,7 @@ static inline void model_config_check(ModelConfig* c) {
     if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
     c->Vp = round_up(c->V, 128);
+    model_check_layers(c);
 }
 
 // Floating-point operations of forward and backward per token of a sequence of T tokens, causal:

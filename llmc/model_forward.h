@@ -14,28 +14,35 @@ typedef struct {
 // ----------------------------------------------------------------------------
 // tables of positions
 
-static inline const float* model_prior(const Model* model, size_t layer) {
-    Params p = model_params(model, layer);
-    return posenc_params(model->config.encoding) == 0 ? NULL
-           : model_global_prior(&model->config)       ? p.global_prior
-                                                      : p.prior;
+// Where in the parameters what the layer's encoding learns stands.
+static inline size_t model_prior_offset(const Model* model, size_t layer) {
+    const ModelConfig* c = &model->config;
+    const size_t* at = model->param_offset[layer];
+    return c->options.global_prior
+               ? at[PARAM_global_prior] + model_global_prior_place(c, model_layer_encoding(c, layer))
+               : at[PARAM_prior];
+}
+
+static inline float* model_bias_table(const Model* model, size_t layer) {
+    if (model->bias_table[layer] == NO_TABLE) { return NULL; }
+    return model->bias_tables + model->bias_table[layer] * model->config.NH * model->plan.max_length;
 }
 
 static inline void model_refresh_tables(Model* model) {
     if (!model->tables_stale) { return; }
     const ModelConfig* c = &model->config;
-    size_t length = model->plan.max_length;
-    for (size_t i = 0; i < model_bias_table_count(c); i++) {
-        bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, model_posenc_settings(c),
-                           model_prior(model, i), c->NH, length);
+    size_t next = 0;  // each table once, by the first layer that reads it
+    for (size_t layer = 0; layer < c->L; layer++) {
+        if (model->bias_table[layer] != next) { continue; }
+        next++;
+        const PosKind encoding = model_layer_encoding(c, layer);
+        const bool learned = posenc_params(encoding) > 0;
+        if (!learned && model->tables_filled) { continue; }
+        bias_table_forward(model_bias_table(model, layer), encoding, model_posenc_settings(c),
+                           learned ? model->master + model_prior_offset(model, layer) : NULL, c->NH,
+                           model->plan.max_length);
     }
-    model->tables_stale = false;
-}
-
-static inline const float* model_bias_table(const Model* model, size_t layer) {
-    size_t tables = model_bias_table_count(&model->config);
-    if (tables == 0) { return NULL; }
-    return model->bias_tables + (tables == 1 ? 0 : layer) * model->config.NH * model->plan.max_length;
+    model->tables_stale = false, model->tables_filled = true;
 }
 
 // What attention reads in this layer: from the layer's own rows, or keys and values from the cache.
@@ -43,7 +50,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     const float* bias = model_bias_table(model, layer);
-    const unsigned terms = (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u);
+    const bool ssmax = model_layer_ssmax(&model->config, layer);
+    const unsigned terms = (bias ? (unsigned)TERM_DISTANCE : 0u) | (ssmax ? (unsigned)TERM_SCALE : 0u);
     const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms};
     AttentionInput in;
     memset(&in, 0, sizeof in);
@@ -59,8 +67,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     }
     in.start = a.start, in.documents = model->documents;
     in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
-    in.logit.inside = model_bias_inside(&model->config);
-    in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
+    in.logit.inside = model_bias_inside(&model->config, layer);
+    in.logit.seq_scale = ssmax ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
     return in;
 }
 
@@ -79,7 +87,7 @@ static inline void forward_qkv(const Model* model, size_t layer, const Pass* pas
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     matmul_forward(a.qkv, a.attention_norm, model_params(model, layer).wq, model->workspace, pass->B * pass->T, C, QKV);
-    if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
+    if (model_layer_info(&model->config, layer)->mechanism == POSENC_ROTATE) {
         rotary_forward(a.qkv, model->position_table + pass->position * HS, pass->B, pass->T, NH, NKV, HS);
     }
     if (pass->cache) {
@@ -132,7 +140,7 @@ static inline void forward_pass(Model* model, const int* tokens, const Pass* pas
     copy_to_device(a.tokens, tokens, N * sizeof(int));
     document_starts(a.start, a.log_count, a.tokens, model->config.bos, pass->position,
                     pass->cache ? pass->cache->document_start : 0, pass->B, pass->T);
-    bool add = posenc_info(model->config.encoding)->mechanism == POSENC_ADD;
+    const bool add = model_has_mechanism(&model->config, POSENC_ADD);
     embedding_forward(a.residual, a.tokens, p.tok_embeddings, add ? model->position_table + pass->position * C : NULL,
                       pass->B, pass->T, C);
     rmsnorm_forward(a.attention_norm, a.attention_rstd, a.residual, p.attention_norm, N, C);
@@ -237,12 +245,13 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
     d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
-    if (posenc_params(model->config.encoding) > 0) {
-        float* d_prior = model_global_prior(&model->config) ? g.global_prior : g.prior;
-        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_posenc_settings(&model->config),
-                            model_prior(model, layer), NH, table);
+    const PosKind encoding = model_layer_encoding(&model->config, layer);
+    if (posenc_params(encoding) > 0) {
+        const size_t prior = model_prior_offset(model, layer);
+        bias_table_backward(model->grads + prior, a.d_bias, encoding, model_posenc_settings(&model->config),
+                            model->master + prior, NH, table);
     }
-    if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
+    if (model_layer_info(&model->config, layer)->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
     }
     matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);
@@ -352,7 +361,7 @@ static inline void model_update(Model* model, const UpdateSettings* settings) {
             first = last + 1;
         }
     }
-    model->tables_stale |= posenc_params(model->config.encoding) > 0;
+    model->tables_stale |= model_learns(&model->config);
 }
 
 // Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,

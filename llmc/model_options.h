@@ -24,8 +24,9 @@ enum {
 /*
 X(type, flag, field of model_args, how it is kept, where it applies, default, least, most, words, what it is)
 type: SIZE (size_t), DOUBLE (double, NAN without a default), BOOL, CHOICE (const char*, one of the words). It applies
-where the expression is true, `is` the encoding (PosencInfo), `learns` whether it learns anything, `ssmax` whether it
-has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps over encodings want.
+where the expression is true for any layer, `is` its encoding (PosencInfo), `learns` whether that learns anything,
+`ssmax` whether it has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps over
+encodings want.
 */
 #define MODEL_OPTIONS_OF_ENCODINGS(X)                                                                                  \
     X(CHOICE, sinusoidal_freqs, sinusoidal_freqs, 0, is->mechanism == POSENC_ADD, "bam", 0, 0, "bam vaswani",          \
@@ -86,7 +87,7 @@ static inline const ModelOption* model_option(int i) {
     return &rows[i];
 }
 
-// Does a model with this encoding ask for row i?
+// Does a layer with this encoding ask for row i?
 static inline bool model_option_applies(int i, PosKind encoding, bool ssmax) {
     const PosencInfo* is = posenc_info(encoding);
     const bool learns = posenc_params(encoding) > 0;
@@ -129,11 +130,11 @@ static inline cJSON* model_option_json(int i, const ModelOptions* o) {
     }
 }
 
-// Adds the fields that apply.
-static inline void model_options_to_json(cJSON* to, const ModelOptions* o, PosKind encoding, bool ssmax) {
+// Adds the fields of the rows that apply.
+static inline void model_options_to_json(cJSON* to, const ModelOptions* o, const bool* applies) {
     const ModelOptions standard = model_default_options();
     for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
-        if (!model_option_applies(i, encoding, ssmax)) { continue; }
+        if (!applies[i]) { continue; }
         cJSON *value = model_option_json(i, o), *by_default = model_option_json(i, &standard);
         const bool changed = !cJSON_Compare(value, by_default, true);
         cJSON_Delete(by_default);

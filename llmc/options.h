@@ -112,6 +112,8 @@ static inline Option option_row(OptionType type, const char* field, void* target
 #define OPT_IGNORED(field, help) option_row(OPTION_IGNORED, #field, OPTION_TARGET(bool, field), "0", 0, 0, NULL, help)
 #define OPT_STRINGS(field, standard, help) \
     option_row(OPTION_STRINGS, #field, OPTION_TARGET(OptionList, field), standard, 0, 0, NULL, help)
+#define OPT_CHOICES(field, standard, choices, help) \
+    option_row(OPTION_STRINGS, #field, OPTION_TARGET(OptionList, field), standard, 0, 0, choices, help)
 #define OPT_SIZES(field, standard, min, max, help) \
     option_row(OPTION_SIZES, #field, OPTION_TARGET(OptionList, field), standard, min, max, NULL, help)
 
@@ -175,6 +177,7 @@ static inline bool option_allows(const char* choices, const char* s) {
 static inline bool option_accepts(const Option* r, const char* s, double* value) {
     switch (r->type) {
         case OPTION_CHOICE: return option_allows(r->choices, s);
+        case OPTION_STRINGS: return r->choices ? option_allows(r->choices, s) : *s != '\0';
         case OPTION_SIZE:
         case OPTION_SIZES: return option_parse_whole(s, r->min, r->max, value);
         case OPTION_DOUBLE: return option_parse_double(s, r->min, r->max, value);
@@ -196,7 +199,7 @@ __attribute__((noreturn)) static inline void option_refuse(const Option* r, cons
                                            "whole numbers"};
     char range[64] = "";
     if (r->min < r->max) { snprintf(range, sizeof range, " from %.15g to %.15g", r->min, r->max); }
-    fatal("%s: found '%s', expected %s%s; see --help", where, value, expected[r->type],
+    fatal("%s: found '%s', expected %s%s; see --help", where, value, expected[r->choices ? OPTION_CHOICE : r->type],
           r->choices ? r->choices : range);
 }
 
@@ -306,12 +309,15 @@ static inline void options_free(Options* o) {
     free(o->rows);
 }
 
-// Where the value of an option came from; OPTION_FROM_COMMAND_LINE = it was given explicitly.
-static inline OptionSource options_source(const Options* o, const char* name) {
-    const Option* r = options_find(o, name, strlen(name));
+// The row of a name that is there.
+static inline Option* options_row(const Options* o, const char* name) {
+    Option* r = options_find(o, name, strlen(name));
     assert(r);
-    return r->source;
+    return r;
 }
+
+// Where the value of an option came from; OPTION_FROM_COMMAND_LINE = it was given explicitly.
+static inline OptionSource options_source(const Options* o, const char* name) { return options_row(o, name)->source; }
 
 // Edits (insert, delete, replace) that turn the first n characters of a into b (Levenshtein 1966), with - and _
 // taken as equal; 1 when they begin b.

@@ -13,7 +13,8 @@ typedef struct {
     cJSON *json, *saved;  // args.json; what the weights say of their model (they hold the configuration's strings)
     SafeTensors weights;
     ModelConfig config;
-    const char *encoding, *step;
+    char* encoding;  // as model_encoding_name() gives it
+    const char* step;
     uint64_t weights_hash;
     int bos, eos;             // of the data, -1 = unknown
     uint32_t tokenizer_hash;  // 0 = unknown
@@ -111,22 +112,27 @@ static inline double run_mark(const RunFolder* run, const char* key, int base, c
 }
 
 // The configuration that the weights name; where they are of another program and name none, that of args.json, whose
-// shapes are checked when they are read.
-static inline void run_configure(RunFolder* run, const cJSON* model, const char* path) {
+// shapes are checked when they are read. encoding: the one encoding of all layers, or NULL.
+static inline void run_configure(RunFolder* run, const char* encoding, const cJSON* model, const char* path) {
     const char* saved_encoding = safetensors_metadata(&run->weights, "position_encoding");
     const char* saved = safetensors_metadata(&run->weights, "model_args");
+    run->config = model_config_from_json(model, encoding, run->bos, path);
+    run->encoding = model_encoding_name(&run->config);
+    if (encoding && strcmp(encoding, run->encoding) != 0) {
+        fatal("%s: args.position_encoding is %s, model_args.layer_encodings say %s; restore the file", path, encoding,
+              run->encoding);
+    }
     if (saved_encoding && strcmp(saved_encoding, run->encoding) != 0) {
         fatal("%s: weights of a model with %s, args.json says %s; restore the files of one run", run->weights.path,
               saved_encoding, run->encoding);
     }
-    run->config = model_config_from_json(model, run->encoding, run->bos, path);
     if (!saved) { return; }
     run->saved = cJSON_Parse(saved);
     if (!cJSON_IsObject(run->saved)) {
         fatal("%s: the metadata's model_args are no JSON object; the file is damaged: use another checkpoint",
               run->weights.path);
     }
-    ModelConfig config = model_config_from_json(run->saved, run->encoding, run->bos, run->weights.path);
+    ModelConfig config = model_config_from_json(run->saved, encoding, run->bos, run->weights.path);
     cJSON *found = model_args_json(&config, 1, 1), *said = model_args_json(&run->config, 1, 1);
     run_check_fields(run, found, found, said);
     run_check_fields(run, said, found, said);
@@ -148,14 +154,16 @@ static inline RunFolder run_folder_open(const char* folder) {
     run.json = read_json(path);
     const cJSON *args = run_section(run.json, "args", path), *model = run_section(run.json, "model_args", path);
     const cJSON* dataset = run_section(run.json, "dataset_args", path);
-    run.encoding = model_arg_text(args, "position_encoding", NULL);
-    if (!run.encoding) { fatal("%s: no args.position_encoding; the file is damaged: restore it", path); }
+    const char* said = model_arg_text(args, "position_encoding", NULL);
+    if (!said && !cJSON_GetObjectItemCaseSensitive(model, "layer_encodings")) {
+        fatal("%s: no args.position_encoding; the file is damaged: restore it", path);
+    }
     double hash = run_number(dataset, "tokenizer_hash", 0, 0, UINT32_MAX, path);
     run.bos = (int)run_mark(&run, "bos", 10, "BOS", run_number(dataset, "bos", -1, -1, INT32_MAX, path));
     run.eos = (int)run_mark(&run, "eos", 10, "EOS", run_number(dataset, "eos", -1, -1, INT32_MAX, path));
     hash = run_mark(&run, "tokenizer_hash", 16, "tokenizer hash", hash > 0 ? hash : -1);
     run.tokenizer_hash = hash > 0 ? (uint32_t)hash : 0;
-    run_configure(&run, model, path);
+    run_configure(&run, said, model, path);
     const char* step = safetensors_metadata(&run.weights, "step");
     run.step = step ? step : "unknown";
     run.weights_hash = run_weights_hash(&run.weights);
@@ -167,6 +175,7 @@ static inline void run_folder_close(RunFolder* run) {
     safetensors_close(&run->weights);
     cJSON_Delete(run->json);
     cJSON_Delete(run->saved);
+    free(run->encoding);
 }
 
 // Refuses a tokenizer that is not that of the run's data.

@@ -13,6 +13,7 @@ The names and meanings of the published system's flags are kept; ours are added 
 typedef struct {
     const char *dataset, *data_dir, *log_dir, *tokenizer;
     const char *position_encoding, *model_size;
+    OptionList layer_encodings;
     size_t dim, n_layers, n_heads, n_kv_heads, ffn_dim;
     ModelOptions model;
     PosencOptions posenc;  // its tensors' initial values and what is trained
@@ -64,7 +65,9 @@ static inline Options train_options(TrainArgs* a) {
         OPT_STRING(a->log_dir, "logs", "where run folders are made"),
         OPT_STRING(a->tokenizer, "data/tokenizer.model", "SentencePiece model, or bytes; read only to print samples"),
         OPT_GROUP("Model"),
-        OPT_CHOICE(a->position_encoding, "nope", posenc_choices(), "positional encoding"),
+        option_one_of("encoding", OPT_CHOICE(a->position_encoding, "nope", posenc_choices(), "positional encoding")),
+        option_one_of("encoding", OPT_CHOICES(a->layer_encodings, NULL, posenc_choices(),
+                                              "encodings of the layers, repeated: rotary,rotary,rotary,nope")),
         OPT_CHOICE(a->model_size, "l12", "l2 l4 l6 l8 l12 l15 l18 l24", "named size"),
         OPT_SIZE(a->dim, NULL, 8, MODEL_MAX_DIM, "channels, instead of the size's"),
         OPT_SIZE(a->n_layers, NULL, 1, MODEL_MAX_LAYERS, "layers, instead of the size's"),
@@ -147,20 +150,34 @@ static inline void train_check_initial(const TrainArgs* a) {
     }
 }
 
-// The model that the arguments describe: its encoding, which was parsed before, and a vocabulary that the data brings.
-static inline ModelConfig train_model_config(const TrainArgs* a, PosKind encoding, bool ssmax, size_t vocab_size,
-                                             int bos) {
-    ModelConfig c;
-    memset(&c, 0, sizeof c);
+// What the arguments say of the layers: how many, and the encoding of each.
+static inline void train_model_layers(ModelConfig* c, const TrainArgs* a) {
     const ModelSize* size = model_size_find(a->model_size);
     assert(size);
+    c->L = a->n_layers ? a->n_layers : size->L;
+    const OptionList* names = &a->layer_encodings;
+    if (names->count > c->L) {
+        fatal("--layer_encodings: found %zu encodings, the model has %zu layers; give at most one for each",
+              names->count, c->L);
+    }
+    bool known = names->count > 0 || model_parse_encoding(c, a->position_encoding);
+    for (size_t l = 0; l < names->count; l++) { known = known && model_parse_layer(c, l, names->items[l]); }
+    assert(known);
+    (void)known;
+    if (names->count > 0) { model_repeat_layers(c, names->count); }
+}
+
+// The model that the arguments describe, for a vocabulary that the data brings.
+static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_size, int bos) {
+    ModelConfig c;
+    memset(&c, 0, sizeof c);
+    train_model_layers(&c, a);
+    const ModelSize* size = model_size_find(a->model_size);
     c.V = vocab_size, c.bos = bos;
     c.C = a->dim ? a->dim : size->C;
-    c.L = a->n_layers ? a->n_layers : size->L;
     c.NH = a->n_heads ? a->n_heads : size->NH;
     c.NKV = a->n_kv_heads ? a->n_kv_heads : c.NH;
     c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
-    c.encoding = encoding, c.ssmax = ssmax;
     c.options = a->model, c.posenc = a->posenc;
     train_check_initial(a);
     model_config_check(&c);

@@ -15,8 +15,7 @@ A training run and its folder: starting or going on, saving, the end. Rank 0 alo
 typedef struct {
     TrainArgs args;
     Options options;
-    PosKind encoding;  // what --position_encoding says
-    bool ssmax;
+    char* encoding;  // the name of what the layers have, as folders and checkpoints call it
     size_t tokens_per_step, accumulation;
     DataLoader loader;
     ModelConfig config;
@@ -136,7 +135,7 @@ static inline void create_run(Trainer* t) {
     if (same_run(t)) {
         keep_later(t);
     } else {
-        t->folder = run_folder_create(a->log_dir, a->model_size, a->position_encoding);
+        t->folder = run_folder_create(a->log_dir, a->model_size, t->encoding);
         run_lock(t->folder);
     }
     char device[256];
@@ -207,7 +206,7 @@ static inline void save(Trainer* t) {
     }
     if (ranks.rank == 0) {
         cJSON* model_args = model_args_json(&t->config, t->args.batch_size, t->args.sequence_length);
-        checkpoint_save(t->folder, &t->model, model_whole_state, &t->state, t->args.position_encoding, model_args);
+        checkpoint_save(t->folder, &t->model, model_whole_state, &t->state, t->encoding, model_args);
         cJSON_Delete(model_args);
     } else {
         checkpoint_help_save(&t->model, model_whole_state);

@@ -53,21 +53,31 @@ static ModelOptions model_options(const SafeTensors* file) {
     return o;
 }
 
+// One encoding, or several separated by commas.
+static void set_layers(ModelConfig* m, const char* encodings) {
+    char *names = xstrdup(encodings), *at = NULL;
+    size_t count = 0;
+    for (char* name = strtok_r(names, ",", &at); name; name = strtok_r(NULL, ",", &at)) {
+        assert_true(model_parse_layer(m, count++, name));
+    }
+    model_repeat_layers(m, count);
+    free(names);
+}
+
 static Case case_open(const char* path) {
     Case c;
     memset(&c, 0, sizeof c);
     c.path = xstrdup(path);
     c.file = safetensors_open(path);
     ModelConfig* m = &c.config;
-    bool known = posenc_parse(safetensors_metadata(&c.file, "encoding"), &m->encoding, &m->ssmax);
-    assert_true(known);
+    set_layers(m, safetensors_metadata(&c.file, "encoding"));
     m->V = (size_t)number(&c, "vocab_size"), m->C = (size_t)number(&c, "dim"), m->L = (size_t)number(&c, "n_layers");
     m->NH = (size_t)number(&c, "n_heads"), m->NKV = (size_t)number(&c, "n_kv_heads");
     m->F = (size_t)number(&c, "ffn_dim"), m->bos = (int)number(&c, "bos");
     m->options = model_options(&c.file);
     m->posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
-        if (posenc_tensor(t)->owner != m->encoding) { continue; }
+        if (!model_has_encoding(m, posenc_tensor(t)->owner)) { continue; }
         char* name = text("%s_trainable", posenc_tensor(t)->name);
         m->posenc.trained[t] = flag(&c, name);
         free(name);
@@ -177,7 +187,7 @@ static void for_each_case(void (*check)(const Case*)) {
         char* path = text("%s/%s", FIXTURES, name);
         Case c = case_open(path);
         check(&c);
-        seen[c.config.encoding][c.config.ssmax] = true;
+        for (size_t l = 0; l < c.config.L; l++) { seen[c.config.layers[l].encoding][c.config.layers[l].ssmax] = true; }
         cases++;
         case_close(&c);
         free(path);
@@ -323,7 +333,7 @@ static void check_recompute(const Case* c) {
     free(kept);
     free(again);
     free(split);
-    free(shape.tensors), free(shape.segments);
+    model_free(&shape);
 }
 
 static void test_recompute_and_accumulation(void** state) {
@@ -365,7 +375,7 @@ static void test_cache_equals_full_forward(void** state) {
 // A document gives the same logits alone as behind another one, except where the encoding adds the position in
 // the sequence (sinusoidal).
 static void check_packed(const Case* c) {
-    if (posenc_info(c->config.encoding)->mechanism == POSENC_ADD) { return; }
+    if (model_has_mechanism(&c->config, POSENC_ADD)) { return; }
     size_t V = c->config.V, T = c->T, start = 0;
     for (size_t t = T - 1; t > 0 && start == 0; t--) { start = c->tokens[t] == c->config.bos ? t : 0; }
     if (start == 0) { return; }

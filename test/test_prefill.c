@@ -16,7 +16,7 @@ static Model random_model(const char* encoding, size_t chunk, size_t context) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     c.V = V, c.C = 32, c.L = 2, c.NH = 4, c.NKV = 2, c.F = 64, c.bos = BYTES_BOS;
-    assert_true(posenc_parse(encoding, &c.encoding, &c.ssmax));
+    assert_true(model_parse_encoding(&c, encoding));
     c.options = model_default_options();
     c.posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) { c.posenc.init[t] = "sampled"; }
@@ -134,14 +134,14 @@ static void test_memory_of_70000_tokens(void** state) {
     c.V = 32768, c.C = l2->C, c.L = l2->L, c.NH = c.NKV = l2->NH, c.F = 2 * l2->C;
     c.options = model_default_options();
     c.posenc = posenc_default_options();
-    posenc_parse("bam_ssmax", &c.encoding, &c.ssmax);
+    model_parse_encoding(&c, "bam_ssmax");
     model_config_check(&c);
     Model model;
     ModelPlan plan = {MODE_INFERENCE, 1, 1024, 1, CONTEXT, 0, 1};
     ModelMemory memory = model_plan(&model, &c, &plan);
     size_t bytes = model_memory_total(&memory) + kv_cache_bytes(&c, CONTEXT);
     assert_true(bytes < (size_t)1 << 30);  // logits of all rows alone would be 9 GB
-    free(model.tensors), free(model.segments);
+    model_free(&model);
 }
 
 // ----------------------------------------------------------------------------

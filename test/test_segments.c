@@ -44,7 +44,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 static ModelConfig config_of(size_t row) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
-    assert_true(posenc_parse(rows[row].encoding, &c.encoding, &c.ssmax));
+    assert_true(model_parse_encoding(&c, rows[row].encoding));
     c.V = rows[row].V, c.C = rows[row].C, c.L = 2, c.NH = rows[row].NH, c.NKV = rows[row].NKV, c.F = rows[row].F;
     c.bos = -1;
     c.options = model_default_options(), c.options.global_prior = rows[row].global_prior;

@@ -98,7 +98,7 @@ static inline CudnnShape cudnn_shape(const AttentionInput* in) {
     s.B = in->size.B, s.T = in->size.Tq, s.NH = in->size.NH, s.NKV = in->size.NKV, s.HS = in->size.HS;
     s.q_stride = in->q_stride, s.kv_stride = in->kv_stride;
     s.documents = in->start ? cudnn_documents(in->documents, in->size.B, in->size.Tq) : 0;
-    s.slopes = cudnn_attention.slopes;
+    s.slopes = attention_has(in, TERM_DISTANCE);  // not in every layer
     return s;
 }
 
@@ -158,7 +158,7 @@ static inline void* cudnn_prepare(DocumentSpace* d, const CudnnShape* s, const A
 }
 
 static inline void cudnn_check(const AttentionInput* in) {
-    assert(!attention_has(in, TERM_SCALE) && !attention_has(in, TERM_DISTANCE) == !cudnn_attention.slopes);
+    assert(!attention_has(in, TERM_SCALE) && (!attention_has(in, TERM_DISTANCE) || cudnn_attention.slopes));
     assert(in->q_batch == in->size.Tq * in->q_stride && in->kv_batch == in->size.Tk * in->kv_stride);
 }
 

@@ -14,7 +14,7 @@ static void create_model(void) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     c.V = 10, c.C = 8, c.L = 1, c.NH = c.NKV = 1, c.F = 8, c.bos = -1;
-    if (!posenc_parse("bam_ssmax", &c.encoding, &c.ssmax)) { abort(); }
+    if (!model_parse_encoding(&c, "bam_ssmax")) { abort(); }
     c.options = model_default_options();
     c.posenc = posenc_default_options();
     model_config_check(&c);

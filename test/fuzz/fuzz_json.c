@@ -21,10 +21,7 @@ static void read_arguments(const char* path, bool resume) {
         Options options = train_options(&train);
         options_from_json(&options, args, path);
         options_check(&options);
-        PosKind encoding;
-        bool ssmax;
-        if (!posenc_parse(train.position_encoding, &encoding, &ssmax)) { abort(); }
-        ModelConfig config = train_model_config(&train, encoding, ssmax, 258, 256);
+        ModelConfig config = train_model_config(&train, 258, 256);
         cJSON* asked = model_args_json(&config, 1, 1);
         model_args_check_same(model, asked, path);
         cJSON_Delete(asked);
@@ -39,8 +36,7 @@ static void read_arguments(const char* path, bool resume) {
         const ModelPlan plan = {MODE_INFERENCE, 1, 16, 1, 64, 0, 1};
         ModelMemory memory = model_plan(&planned, &config, &plan);
         if (model_memory_total(&memory) < memory.parameters) { abort(); }
-        free(planned.tensors);
-        free(planned.segments);
+        model_free(&planned);
     }
     cJSON_Delete(json);
 }
@@ -123,10 +119,7 @@ static void seed_arguments(const char* encoding) {
                     (char*)(uintptr_t)encoding,
                     NULL};
     options_parse(&options, sizeof argv / sizeof *argv - 1, argv);
-    PosKind kind;
-    bool ssmax;
-    if (!posenc_parse(encoding, &kind, &ssmax)) { abort(); }
-    ModelConfig config = train_model_config(&train, kind, ssmax, 258, 256);
+    ModelConfig config = train_model_config(&train, 258, 256);
     cJSON* json = cJSON_CreateObject();
     cJSON_AddItemToObject(json, "args", options_to_json(&options));
     cJSON_AddItemToObject(json, "model_args", model_args_json(&config, 2, 32));

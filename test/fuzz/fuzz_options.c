@@ -55,10 +55,7 @@ static void fuzz_one(const uint8_t* data, size_t size) {
     if (evaluate) {
         evaluate_check(&evaluation);
     } else {
-        PosKind encoding;
-        bool ssmax;
-        if (!posenc_parse(train.position_encoding, &encoding, &ssmax)) { abort(); }
-        train_model_config(&train, encoding, ssmax, 258, 256);
+        train_model_config(&train, 258, 256);
         size_t tokens = train_tokens_per_step(&train, 3), batch = train.batch_size * train.sequence_length * 3;
         if (batch && tokens % batch != 0) { abort(); }
         train_val_tokens(&train, &options, 3);
