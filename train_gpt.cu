@@ -46,10 +46,10 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         if (!a->checkpoint) { fatal("--checkpoint_args needs --checkpoint, the run to take the arguments from"); }
         char* path = checkpoint_args_path(a->checkpoint);
         cJSON* json = read_json(path);
-        bool reset_steps = a->reset_steps, init_from = a->init_from != NULL;
+        bool reset_steps = a->reset_steps, init_from = a->init_from != NULL, drop_encoding = a->drop_encoding;
         options_from_json(&t->options, cJSON_GetObjectItemCaseSensitive(json, "args"), path);
         // how that run itself began is over: going on from it begins no new phase and reads no other weights
-        a->reset_steps = reset_steps;
+        a->reset_steps = reset_steps, a->drop_encoding = drop_encoding;
         if (!init_from) { a->init_from = NULL; }
         cJSON_Delete(json);
         free(path);
@@ -60,6 +60,7 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
     if (a->checkpoint && a->init_from) {
         fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");
     }
+    if (a->drop_encoding && !a->init_from) { fatal("--drop_encoding needs --init_from, weights to drop it from"); }
     if (strcmp(a->dtype, "float16") == 0) { fatal("--dtype float16 is not supported; use bfloat16 or float32"); }
     t->schedule = schedule_create(a->lr_scheduler, a->num_iterations, a->warmup_iters, a->learning_rate,
                                   a->learning_rate_decay_frac, 0.2);

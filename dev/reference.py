@@ -38,6 +38,7 @@ DEFAULTS = dict(
 
 # Of encodings that differ from others in the bias alone.
 SMALL = dict(n_layers=1, ffn_dim=16, vocab_size=24)
+LAYERS = dict(dim=24, n_heads=3, n_kv_heads=1, ffn_dim=16, vocab_size=24, seq_len=21)  # of models whose layers differ
 
 # Learning rates: RAdam's first five steps are momentum descent, which needs more to move the weights
 # visibly; from the sixth step on, and under AdamW, a step is about learning_rate in every weight.
@@ -75,6 +76,8 @@ CASES = {
     "table": dict(encoding="table", **SMALL),
     "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
     "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "layers": dict(encoding="rotary,nope,bam_ssmax", n_layers=3, **LAYERS),
+    "layers_global": dict(encoding="bam,kerple_log_ssmax", n_layers=3, global_prior=1, **LAYERS),
 }
 
 # Further options of an encoding, in its own fixtures alone.
@@ -89,23 +92,38 @@ OPTIONS = {
 
 
 def configuration(name):
-    kind = CASES[name].get("encoding", "nope").removesuffix("_ssmax")
-    case = DEFAULTS | OPTIONS.get(kind, {}) | CASES[name]
+    case = DEFAULTS | CASES[name]
+    for encoding in case["encoding"].split(","):
+        case = case | OPTIONS.get(encoding.removesuffix("_ssmax"), {}) | CASES[name]
     case["options"] = list(case)  # what the fixture's metadata says
-    case["kind"] = kind
-    case["ssmax"] = case["encoding"].endswith("_ssmax")
     case["head_size"] = case["dim"] // case["n_heads"]
-    return case
+    return layer_case(case, 0)
+
+
+def layer_case(case, n):
+    """The case as layer n sees it, whose encoding is the next of a list that repeats."""
+    encodings = case["encoding"].split(",")
+    encoding = encodings[n % len(encodings)]
+    return case | dict(kind=encoding.removesuffix("_ssmax"), ssmax=encoding.endswith("_ssmax"))
 
 
 # ----------------------------------------------------------------------------
 # Inputs: exactly representable in float32; RandomState's stream is the same in every NumPy version
 
 
-def prior_prefixes(case):
-    if case["kind"] not in LEARNED:
-        return []
-    return ["prior."] if case["global_prior"] else [f"layers.{n}.attention.prior." for n in range(case["n_layers"])]
+def prior_prefix(case, n):
+    return "prior." if case["global_prior"] else f"layers.{n}.attention.prior."
+
+
+def make_priors(case, rng, name):
+    """What the encodings of all layers learn; with global_prior those of one encoding share it."""
+    params = {}
+    for n in range(case["n_layers"]):
+        of, prefix = layer_case(case, n), prior_prefix(case, n)
+        shared = case["global_prior"] and of["kind"] in [layer_case(case, earlier)["kind"] for earlier in range(n)]
+        if of["kind"] in LEARNED and not shared:
+            params |= {prefix + key: value for key, value in make_prior(of, rng, n, name).items()}
+    return params
 
 
 LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table")
@@ -157,7 +175,7 @@ def make_parameters(case, rng, name):
         linear(layer + "attention.wk.weight", kv_dim, dim, 2.0)
         linear(layer + "attention.wv.weight", kv_dim, dim)
         linear(layer + "attention.wo.weight", dim, dim)
-        if case["ssmax"]:
+        if layer_case(case, n)["ssmax"]:
             scale = np.ones(case["n_heads"])
             if not case["no_seq_scale"]:
                 scale = rng.uniform(0.6, 1.4, case["n_heads"])
@@ -168,8 +186,7 @@ def make_parameters(case, rng, name):
         linear(layer + "feed_forward.w3.weight", ffn, dim)
         params[layer + "attention_norm.weight"] = rng.uniform(0.7, 1.3, dim)
         params[layer + "ffn_norm.weight"] = rng.uniform(0.7, 1.3, dim)
-    for n, prefix in enumerate(prior_prefixes(case)):
-        params |= {prefix + key: value for key, value in make_prior(case, rng, n, name).items()}
+    params |= make_priors(case, rng, name)
     params["norm.weight"] = rng.uniform(0.7, 1.3, dim)
     linear("output.weight", case["vocab_size"], dim)
     return {key: value.astype(np.float32) for key, value in params.items()}
@@ -256,7 +273,7 @@ def relative_bias(case, params, n):
         return sandwich(case)[:, np.maximum(-distance, 0)]
     if case["kind"] not in LEARNED:
         return None
-    prefix = prior_prefixes(case)[0 if case["global_prior"] else n]
+    prefix = prior_prefix(case, n)
     if case["kind"] != "bam":
         return listed_bias(case["kind"], lambda name: params[prefix + name][..., 0, 0], np.maximum(-distance, 0))
     alpha, beta, mu = (params[prefix + key][0] for key in ("theta_alpha", "theta_beta", "theta_mu"))
@@ -315,7 +332,7 @@ def forward(case, params, tokens, attend=attention):
     for n in range(case["n_layers"]):
         layer = f"layers.{n}."
         w1, w2, w3 = (params[f"{layer}feed_forward.{w}.weight"] for w in ("w1", "w2", "w3"))
-        x = x + attend(case, params, n, rmsnorm(x, params[layer + "attention_norm.weight"], eps), start)
+        x = x + attend(layer_case(case, n), params, n, rmsnorm(x, params[layer + "attention_norm.weight"], eps), start)
         y = rmsnorm(x, params[layer + "ffn_norm.weight"], eps)
         x = x + (jax.nn.silu(y @ w1.T) * (y @ w3.T)) @ w2.T
     return rmsnorm(x, params["norm.weight"], eps) @ params["output.weight"].T
@@ -423,7 +440,7 @@ def naive_attention(case, params, n, x, start):
     heads, group, size = case["n_heads"], case["n_heads"] // case["n_kv_heads"], case["head_size"]
     x, get = np.asarray(x), lambda key: np.asarray(params[f"layers.{n}.attention.{key}"])
     q, k, v = (x @ get(w + ".weight").T for w in ("wq", "wk", "wv"))
-    prior = "prior." if case["global_prior"] else f"layers.{n}.attention.prior."
+    prior = prior_prefix(case, n)
     out = np.zeros_like(x)
 
     def bias(h, d):

@@ -273,22 +273,57 @@ static inline void checkpoint_load_weights(Model* model, const SafeTensors* file
     model_parameters_changed(model);
 }
 
+// Are two names of encodings the same but for Scalable-Softmax?
+static inline bool checkpoint_same_encoding(const char* a, const char* b) {
+    static const char suffix[] = "_ssmax";
+    const size_t end = sizeof suffix - 1;
+    size_t n = strlen(a), m = strlen(b);
+    n -= n > end && strcmp(a + n - end, suffix) == 0 ? end : 0;
+    m -= m > end && strcmp(b + m - end, suffix) == 0 ? end : 0;
+    return n == m && strncmp(a, b, n) == 0;
+}
+
+// Says what becomes of the encoding that weights were trained with when the model has another one. Dropping it is how
+// a model learns to do without (Gelberg et al. 2025, arXiv 2512.12167): to be asked for, since leaving out a flag would
+// do it, too.
+static inline void checkpoint_leave_encoding(const SafeTensors* file, const ModelConfig* config, bool drop) {
+    const char* saved = safetensors_metadata(file, "position_encoding");
+    char* now = model_encoding_name(config);
+    const bool none = saved && checkpoint_same_encoding(saved, "nope");
+    const bool same = saved && checkpoint_same_encoding(saved, now);
+    if (drop && (none || same)) {
+        fatal("--drop_encoding: %s was trained with %s, %s; leave the flag out%s", file->path, saved,
+              none ? "which is nothing to drop" : "as the flags ask for", none ? "" : ", or give another encoding");
+    }
+    if (drop) {
+        printf("dropped  %s of %s: its weights go on with %s\n", saved ? saved : "the encoding", file->path, now);
+    } else if (saved && !none && !same) {
+        warn("%s was trained with %s, this model has %s; give --drop_encoding where that is meant", file->path, saved,
+             now);
+    }
+    free(now);
+}
+
 // Weights alone, matched by name, from any safetensors file. What the file lacks is drawn and listed, what the
-// model lacks is listed; a wrong shape, another tokenizer, or no match at all, ends the program.
-static inline void checkpoint_init_from(Model* model, const RunState* now, const char* path, uint64_t seed) {
+// model lacks is listed; a wrong shape, another tokenizer, or no match at all, ends the program. With drop_encoding
+// nothing is taken that the file's encoding has learned.
+static inline void checkpoint_init_from(Model* model, const RunState* now, const char* path, bool drop_encoding,
+                                        uint64_t seed) {
     SafeTensors file = safetensors_open(path);
+    checkpoint_leave_encoding(&file, &model->config, drop_encoding);
     RunState saved;
     memset(&saved, 0, sizeof saved);
     checkpoint_read_description(&file, &saved);
     size_t matched = 0;
     for (size_t i = 0; i < model->tensor_count; i++) {
         const Tensor* t = &model->tensors[i];
-        if (safetensors_find(&file, t->name)) {
+        const bool found = safetensors_find(&file, t->name), dropped = drop_encoding && t->group == GROUP_PRIOR;
+        if (found && !dropped) {
             checkpoint_read_tensor(&file, t->name, t, model, NULL);
             matched++;
         } else {
             model_init_tensor(model, t, seed);
-            printf("drawn    %s (not in %s)\n", t->name, path);
+            printf("drawn    %s (%s %s)\n", t->name, found ? "dropped of" : "not in", path);
         }
     }
     if (matched == 0) {
@@ -298,7 +333,7 @@ static inline void checkpoint_init_from(Model* model, const RunState* now, const
     checkpoint_check_vocabulary(path, &saved, now);
     for (size_t i = 0; i < file.count; i++) {
         if (!model_find_tensor(model, file.tensors[i].name)) {
-            printf("unused   %s of %s\n", file.tensors[i].name, path);
+            printf("%s  %s of %s\n", drop_encoding ? "dropped" : "unused ", file.tensors[i].name, path);
         }
     }
     printf("weights  %zu tensors from %s\n", matched, path);

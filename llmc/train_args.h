@@ -28,7 +28,7 @@ typedef struct {
     const char* sample_prompt;
     double temperature, top_p;
     const char *checkpoint, *init_from;
-    bool checkpoint_args, reset_steps;
+    bool checkpoint_args, reset_steps, drop_encoding;
     size_t checkpoint_every, keep_checkpoints;
     const char *dtype, *device, *attention;
     bool recompute, compile, tensorcores;
@@ -117,6 +117,8 @@ static inline Options train_options(TrainArgs* a) {
         OPT_BOOL(a->checkpoint_args, "0", "take all arguments from the checkpoint's run; flags given here win"),
         OPT_BOOL(a->reset_steps, "0", "start the schedule anew from the checkpoint, in a new run folder"),
         OPT_STRING(a->init_from, NULL, "safetensors file to start the weights from; what it lacks is drawn"),
+        OPT_BOOL(a->drop_encoding, "0",
+                 "take the weights of --init_from without the encoding that they were trained with"),
         OPT_GROUP("Machine"),
         OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16 float16", "precision of matrix products"),
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),

@@ -83,7 +83,7 @@ static inline void load_weights(Trainer* t) {
     if (a->checkpoint) {
         load_checkpoint(t, &now);
     } else if (a->init_from) {
-        checkpoint_init_from(&t->model, &now, a->init_from, a->seed);
+        checkpoint_init_from(&t->model, &now, a->init_from, a->drop_encoding, a->seed);
     } else {
         model_init(&t->model, a->seed);
     }

@@ -59,7 +59,7 @@ static void fuzz_one(const uint8_t* data, size_t size) {
         checkpoint_load_weights(&model, &file);
         safetensors_close(&file);
     } else {
-        checkpoint_init_from(&model, &now, path, 1);
+        checkpoint_init_from(&model, &now, path, size % 2 == 0, 1);
     }
 }
 
