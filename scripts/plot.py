@@ -362,11 +362,10 @@ def draw_priors(run, name):
     end = longest_length(run)
     count = 120
     distances = sorted({round(end ** (i / (count - 1))) for i in range(count)})
-    prior = PRIORS[run.kind][1]
-    curves = [(label, [[-prior(theta, d) for d in distances] for theta in heads]) for label, heads in layers]
+    curves = [(label, [[-prior(theta, d) for d in distances] for theta in heads]) for label, prior, heads in layers]
     slopes = alibi_slopes(run.heads)
     values = [v for _, heads in curves for h in heads for v in h] + [s * d for s in slopes for d in (1, end)]
-    scaled = run.encoding.endswith("_ssmax") and run.model_args.get("ssmax_prior", "inside") == "inside"
+    scaled = any(e.endswith("_ssmax") for e in run.learned()) and run.model_args.get("ssmax_prior", "inside") == "inside"
     m = SmallMultiples(name, len(layers), f"Learned priors of {run.label}: bias P(d) at distance d",
                        "one line per head" + (", before Scalable-Softmax multiplies it" if scaled else "") +
                        "; grey: ALiBi's heads; dashed: training length", panel=(270, 260))
@@ -392,7 +391,7 @@ def draw_priors(run, name):
 
 
 def draw_all_priors(runs):
-    learned = [r for r in runs if r.kind in PRIORS]
+    learned = [r for r in runs if r.learned()]
     if not learned:
         print(f"priors: none of the runs is of {', '.join(PRIORS)} (or _ssmax), whose learned priors are drawn")
     figures, names = [], set()

@@ -5,6 +5,7 @@ there is checked, for people edit and copy these files: errors that a user can m
 the file. Only the standard library.
 """
 
+import itertools
 import json
 import math
 import os
@@ -228,6 +229,12 @@ def is_joined(entry):
 # one run
 
 
+def pattern_name(encodings):
+    """The encodings of layers in one word, as run folders are called: 3rotary+nope."""
+    groups = [(len(list(group)), name) for name, group in itertools.groupby(encodings)]
+    return "+".join(f"{n if n > 1 else ''}{name}" for n, name in groups)[:80]
+
+
 class Run:
     def __init__(self, folder):
         self.folder = folder.rstrip("/") or folder
@@ -239,8 +246,8 @@ class Run:
             if not isinstance(values, dict):
                 raise RunError(f"{path} has no object '{section}'; give the run folder of a train_gpt run")
         self.args, self.model_args = parts
-        self.encoding, self.size = self.word("position_encoding"), self.word("model_size")
-        self.kind = self.encoding.removesuffix("_ssmax")
+        self.encodings, self.size = self.layer_encodings(), self.word("model_size")
+        self.encoding = pattern_name(self.encodings)
         self.train_length = self.whole(self.args, "sequence_length", 1, 1 << 30)
         self.iterations = self.whole(self.args, "num_iterations", 0, 10**12)
         self.heads = self.whole(self.model_args, "n_heads", 1, 1 << 16)
@@ -251,6 +258,20 @@ class Run:
         if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= 100:
             raise RunError(f"{self.path('args.json')} has no usable '{name}'; give the run folder of a train_gpt run")
         return value
+
+    def layer_encodings(self):
+        """Those that the layers repeat; one where all have the same."""
+        names = self.model_args.get("layer_encodings")
+        if names is None:
+            return [self.word("position_encoding")]
+        if not isinstance(names, list) or not names or not all(isinstance(n, str) and n.isprintable() for n in names):
+            raise RunError(f"{self.path('args.json')} has no usable 'layer_encodings'; give the run folder of a "
+                           "train_gpt run")
+        return names
+
+    def learned(self):
+        """The encodings whose priors are drawn."""
+        return [e for e in self.encodings if e.removesuffix("_ssmax") in PRIORS]
 
     def whole(self, section, name, least, most):
         value = section.get(name)
@@ -332,21 +353,22 @@ class Run:
         return None
 
     def priors(self):
-        """[(layer's name, [theta of each head])] of a model that learned its prior; [] for any other."""
+        """[(layer's name, its P of theta and a distance, [theta of each head])] of the layers that learned a prior."""
         path = self.path("model.safetensors")
-        if not os.path.exists(path) or self.kind not in PRIORS:
+        if not os.path.exists(path) or not self.learned():
             return []
-        tensors = PRIORS[self.kind][0]
         header, start = safetensors_header(path)
-        names = [n for n in header if n.endswith("prior." + tensors[0])]
         layer = lambda name: int((re.search(r"layers\.([0-9]{1,6})\.", name) or [0, -1])[1])
+        found = [(layer(name), kind, name) for kind in PRIORS for name in header
+                 if name.endswith("prior." + PRIORS[kind][0][0])]
         priors = []
-        for name in sorted(names, key=layer):
+        for n, kind, name in sorted(found):
+            tensors, prior = PRIORS[kind]
             theta = [safetensors_read(path, header, start, name.replace(tensors[0], tensor)) for tensor in tensors]
             if len(set(map(len, theta))) != 1:
                 raise RunError(f"{path}: the parameters of {name} are for other numbers of heads; restore the file")
-            label = "all layers" if layer(name) < 0 else f"layer {layer(name) + 1}"
-            priors.append((label, list(zip(*theta))))
+            label = f"layer {n + 1}" if n >= 0 else f"layers of {kind}" if len(self.encodings) > 1 else "all layers"
+            priors.append((label, prior, list(zip(*theta))))
         return priors
 
 

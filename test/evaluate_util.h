@@ -125,6 +125,18 @@ static inline char* copy_run(const char* name) {
     return copy;
 }
 
+// Changes the first `from` in a section of args.json to `to`.
+static inline void edit_section(const char* path, const char* section, const char* from, const char* to) {
+    char *content = read_text(path, NULL), *at = strstr(content, section);
+    at = at ? strstr(at, from) : NULL;
+    assert_non_null(at);
+    *at = '\0';
+    char* edited = text("%s%s%s", content, to, at + strlen(from));
+    write_text_atomically(path, edited);
+    free(content);
+    free(edited);
+}
+
 static inline void expect_refusal(const char* run, const char* flags, const char* words) {
     char* all = evaluate_flags(run, flags);
     Run r = run_evaluate(all);

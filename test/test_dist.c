@@ -28,12 +28,14 @@ static const struct {
      {{2, 1, 0}, {3, 0, 0}, {3, 1, 0}}},
     {"alibi", "--dim 40 --n_heads 5 --grad_clip 0.1 --lr_scheduler linear --warmup_iters 3", {{3, 1, 1}, {4, 1, 0}}},
     {"bam", "--dim 24 --n_heads 3 --n_layers 3 --prior_lr 1e-2", {{3, 1, 1}}},
+    {"rotary+bam_ssmax+nope", "--layer_encodings rotary,bam_ssmax,nope --n_layers 3 --recompute 1", {{2, 1, 1}}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
 static char* case_flags(size_t c, Layout layout) {
-    return text("--position_encoding %s %s --zero_stage %zu --overlap_communication %zu", cases[c].encoding,
-                cases[c].flags, layout.zero, layout.overlap);
+    const bool differ = strchr(cases[c].encoding, '+') != NULL;  // then the flags say it
+    return text("%s %s %s --zero_stage %zu --overlap_communication %zu", differ ? "" : "--position_encoding",
+                differ ? "" : cases[c].encoding, cases[c].flags, layout.zero, layout.overlap);
 }
 
 static char* layout_log(size_t c, Layout l) { return text("case%zu_%zu_%zu_%zu", c, l.ranks, l.zero, l.overlap); }

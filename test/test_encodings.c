@@ -67,11 +67,12 @@ static void test_derivatives(void** state) {
 
 enum { B = 2, T = 48, V = 40, DIM = 32, HEADS = 2 };
 
-static Model create_model(PosKind kind, bool ssmax, bool global_prior) {
+static Model create_model(PosKind kind, PosKind second, bool ssmax, bool global_prior) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     c.V = V, c.C = DIM, c.L = 2, c.NH = c.NKV = HEADS, c.F = 2 * DIM, c.bos = 0;
     model_set_encoding(&c, kind, ssmax);
+    c.layers[1].encoding = second;
     c.options = model_default_options(), c.options.global_prior = global_prior;
     c.posenc = posenc_default_options();
     for (int i = 0; i < POSENC_TENSOR_COUNT; i++) { c.posenc.trained[i] = true; }
@@ -118,8 +119,9 @@ static void check_tensor_gradient(Model* model, const Tensor* t, const int* toke
     free(start);
 }
 
-static void check_model(PosKind kind, bool ssmax, bool global_prior) {
-    Model model = create_model(kind, ssmax, global_prior);
+// Two layers, the second of another encoding or the same.
+static void check_model(PosKind kind, PosKind second, bool ssmax, bool global_prior) {
+    Model model = create_model(kind, second, ssmax, global_prior);
     int tokens[B * T], targets[B * T];
     Random r = random_stream(8, 0);
     for (size_t i = 0; i < B * T; i++) {
@@ -137,8 +139,10 @@ static void check_model(PosKind kind, bool ssmax, bool global_prior) {
         priors++;
     }
     size_t listed = 0;
-    for (int i = 0; i < POSENC_TENSOR_COUNT; i++) { listed += posenc_tensor(i)->owner == kind; }
-    assert_int_equal(priors, listed * (global_prior ? 1 : 2));
+    for (int i = 0; i < POSENC_TENSOR_COUNT; i++) {
+        listed += (posenc_tensor(i)->owner == kind) + (posenc_tensor(i)->owner == second);
+    }
+    assert_int_equal(priors, global_prior && kind == second ? listed / 2 : listed);
     model_free(&model);
 }
 
@@ -146,8 +150,13 @@ static void test_model_gradients(void** state) {
     (void)state;
     backend_init("cpu", "float32");
     for (int kind = 0; kind < POS_COUNT; kind++) {
-        for (int i = 0; i < 4 && posenc_params((PosKind)kind) > 0; i++) { check_model((PosKind)kind, i & 1, i & 2); }
+        for (int i = 0; i < 4 && posenc_params((PosKind)kind) > 0; i++) {
+            check_model((PosKind)kind, (PosKind)kind, i & 1, i & 2);
+        }
     }
+    check_model(POS_FADE, POS_BINS, true, false);
+    check_model(POS_BINS, POS_ROTARY, false, false);
+    check_model(POS_KERPLE_LOG, POS_FADE, false, true);
 }
 
 // ----------------------------------------------------------------------------

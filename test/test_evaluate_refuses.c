@@ -4,18 +4,6 @@ where nothing can be written, and flags.
 */
 #include "evaluate_util.h"
 
-// Changes the first `from` in a section of args.json to `to`.
-static void edit_section(const char* path, const char* section, const char* from, const char* to) {
-    char *content = read_text(path, NULL), *at = strstr(content, section);
-    at = at ? strstr(at, from) : NULL;
-    assert_non_null(at);
-    *at = '\0';
-    char* edited = text("%s%s%s", content, to, at + strlen(from));
-    write_text_atomically(path, edited);
-    free(content);
-    free(edited);
-}
-
 // args.json must be that of the weights and of the tokenizer.
 static void test_program_mismatch(void** state) {
     (void)state;

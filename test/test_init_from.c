@@ -108,6 +108,72 @@ static void test_init_from_other_encoding(void** state) {
     free(file), free(flags), free(whole), free(cut), free(last), free(model);
 }
 
+// A trained rotation is dropped: the weights are taken, the losses are those of the same weights as NoPE from the first
+// step on; what another encoding has learned is drawn anew, and the run goes on like any other.
+static void test_drop_encoding(void** state) {
+    (void)state;
+    char* rotary = run_file("base", "rotary_ssmax", "model.safetensors");
+    char* flags = text("--drop_encoding%s --init_from %s", STEPS, rotary);
+    Run dropped = train_tiny("dropped", flags);
+    assert_non_null(strstr(dropped.out, "dropped  rotary_ssmax of "));
+    assert_non_null(strstr(dropped.out, "its weights go on with nope\n"));
+    assert_int_equal(count_words(dropped.out, "dropped  layers."), 2);  // the scales of Scalable-Softmax
+    assert_non_null(strstr(dropped.out, "weights  21 tensors from "));
+    assert_string_equal(dropped.err, "");
+    char* run = run_file("dropped", "nope", "");
+    char *args = text("%s/args.json", run), *json = read_text(args, NULL);
+    assert_non_null(strstr(json, "\"drop_encoding\":\ttrue"));
+
+    // the same weights without the flag, which would be a mistake more often than not
+    char* silent = text("%s --init_from %s", STEPS, rotary);
+    Run warned = train_tiny("warned", silent);
+    assert_non_null(strstr(warned.err, "was trained with rotary_ssmax, this model has nope; give --drop_encoding"));
+    char* same = run_file("warned", "nope", "");
+    assert_identical(run, same);
+
+    // its checkpoints are those of a run as any other
+    char *cut = copy_of("dropped", "nope"), *last = text("%s/checkpoints/step_000000008", cut);
+    remove_tree(last);
+    Run again = run_checkpoint(cut, "--checkpoint_args");
+    assert_true(exited_with(&again, 0));
+    assert_null(strstr(again.out, "dropped  layers"));
+    assert_identical(run, cut);
+    run_free(&dropped), run_free(&warned), run_free(&again);
+    free(rotary), free(flags), free(run), free(args), free(json), free(silent), free(same), free(cut), free(last);
+}
+
+// What a bias has learned is dropped also where the new model has layers with that bias; Scalable-Softmax stays.
+static void test_drop_learned_bias(void** state) {
+    (void)state;
+    char* bam = run_file("base", "bam_ssmax", "model.safetensors");
+    char* flags = text("--drop_encoding --layer_encodings nope_ssmax,bam_ssmax%s --init_from %s", STEPS, bam);
+    Run r = train_tiny("partly", flags);
+    assert_int_equal(count_words(r.out, "dropped  layers.0.attention.prior.theta_"), 3);
+    assert_int_equal(count_words(r.out, "drawn    layers.1.attention.prior.theta_"), 3);
+    assert_int_equal(count_words(r.out, "(dropped of "), 3);
+    assert_non_null(strstr(r.out, "weights  23 tensors from "));
+    run_free(&r);
+    free(flags);
+    static const struct {
+        const char *base, *flags, *words;
+    } refused[] = {
+        {"bam_ssmax", "--position_encoding bam", "--drop_encoding|trained with bam_ssmax, as the flags ask for"},
+        {"nope", "--position_encoding bam", "trained with nope, which is nothing to drop"},
+        {NULL, "", "--drop_encoding needs --init_from"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char* file = refused[i].base ? run_file("base", refused[i].base, "model.safetensors") : NULL;
+        char* more =
+            text("--drop_encoding %s%s %s %s", refused[i].flags, STEPS, file ? "--init_from" : "", file ? file : "");
+        char* all = tiny_flags("refused", more);
+        Run no = run_train(all);
+        assert_refused(&no, refused[i].words);
+        run_free(&no);
+        free(file), free(more), free(all);
+    }
+    free(bam);
+}
+
 // The first value of the first tensor becomes NaN.
 static void poison(const char* path) {
     SafeTensors file = safetensors_open(path);
@@ -158,9 +224,9 @@ int main(void) {
     static const char* const encodings[] = {"nope", "rotary_ssmax", "bam_ssmax", "sinusoidal"};
     make_bases(encodings, sizeof encodings / sizeof *encodings);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_init_from_types),
-        cmocka_unit_test(test_init_from_other_encoding),
-        cmocka_unit_test(test_init_from_refusals),
+        cmocka_unit_test(test_init_from_types),    cmocka_unit_test(test_init_from_other_encoding),
+        cmocka_unit_test(test_init_from_refusals), cmocka_unit_test(test_drop_encoding),
+        cmocka_unit_test(test_drop_learned_bias),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,21 +30,23 @@ static void test_parts(void** state) {
 // models
 
 static const struct {
-    const char* encoding;
+    const char *encoding, *second;  // of the layers
     size_t V, C, NH, NKV, F;
     bool global_prior, adamw;
 } rows[] = {
-    {"bam_ssmax", 400, 40, 5, 1, 56, true, false},
-    {"bam", 258, 24, 3, 3, 40, false, true},
-    {"rotary_ssmax", 385, 40, 5, 5, 72, false, false},
-    {"nope", 2, 8, 1, 1, 8, false, false},
+    {"bam_ssmax", "bam_ssmax", 400, 40, 5, 1, 56, true, false},
+    {"bam", "bam", 258, 24, 3, 3, 40, false, true},
+    {"rotary_ssmax", "rotary_ssmax", 385, 40, 5, 5, 72, false, false},
+    {"nope", "nope", 2, 8, 1, 1, 8, false, false},
+    {"rotary", "bam_ssmax", 258, 24, 3, 1, 40, false, false},
+    {"t5_ssmax", "bam", 258, 24, 3, 3, 40, true, true},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
 static ModelConfig config_of(size_t row) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
-    assert_true(model_parse_encoding(&c, rows[row].encoding));
+    assert_true(model_parse_layer(&c, 0, rows[row].encoding) && model_parse_layer(&c, 1, rows[row].second));
     c.V = rows[row].V, c.C = rows[row].C, c.L = 2, c.NH = rows[row].NH, c.NKV = rows[row].NKV, c.F = rows[row].F;
     c.bos = -1;
     c.options = model_default_options(), c.options.global_prior = rows[row].global_prior;
