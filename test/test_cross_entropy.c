@@ -89,7 +89,7 @@ static void case_reference(Case* c, bool low) {
 
 static void run(Case* c, bool gradients) {
     cross_entropy_head(c->losses, gradients ? c->dinp : NULL, gradients ? c->dweight : NULL, c->inp, c->weight,
-                       c->targets, DLOSS, c->workspace, c->s.N, c->s.C, c->s.V);
+                       c->targets, DLOSS, 0, c->workspace, c->s.N, c->s.C, c->s.V);
     for (size_t i = 0; i < CANARY_BYTES; i++) { assert_int_equal((unsigned char)c->workspace[c->bytes + i], CANARY); }
 }
 
@@ -274,8 +274,8 @@ static void test_more_than_2_31_logits(void** state) {
     for (size_t n = 0; n < N; n++) { targets[n] = (int)random_below(&r, V); }
     void* workspace = xcalloc(cross_entropy_workspace(N, C, V), 1);
     cpu_precision = PRECISION_FP32;
-    cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 0, workspace, N, C, V);
-    cross_entropy_head(alone, NULL, NULL, inp + 65536 * C, weight, targets + 65536, 0, workspace, LAST, C, V);
+    cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 0, 0, workspace, N, C, V);
+    cross_entropy_head(alone, NULL, NULL, inp + 65536 * C, weight, targets + 65536, 0, 0, workspace, LAST, C, V);
     for (size_t i = 0; i < LAST; i++) { assert_error_below(fabs((double)losses[65536 + i] - alone[i]), 1e-5); }
     for (size_t n = 0; n < N; n++) { assert_true(losses[n] > 0 && losses[n] < 100); }
     free(inp), free(weight), free(losses), free(targets), free(workspace);

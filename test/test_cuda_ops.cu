@@ -412,7 +412,7 @@ static void check_head(size_t N, size_t C, size_t V, Random* random) {
     float* want_dw = host_copy(dw, Vp * C);
     int* targets = random_tokens(N, V, random);
     void* cpu_workspace = xcalloc(cpu::cross_entropy_workspace(N, C, V), 1);
-    cpu::cross_entropy_head(want_loss, want_dx, want_dw, x, w, targets, dloss, cpu_workspace, N, C, V);
+    cpu::cross_entropy_head(want_loss, want_dx, want_dw, x, w, targets, dloss, 0, cpu_workspace, N, C, V);
     floatX *d_x = device_copy<floatX>(x, N * C), *d_w = device_copy<floatX>(w, Vp * C);
     floatX* d_dx = device_copy<floatX>(x, N * C);
     float *d_dw = device_copy<float>(dw, Vp * C), *d_loss = device_copy<float>(x, N);
@@ -423,11 +423,11 @@ static void check_head(size_t N, size_t C, size_t V, Random* random) {
     for (unsigned order = 0; order < ORDERS; order++) {
         set_order(order);
         upload(d_dw, dw, Vp * C), upload(d_dx, x, N * C);
-        cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, dloss, workspace, N, C, V);
+        cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, dloss, 0, workspace, N, C, V);
         check_result(&results[0], "losses alone", d_loss, want_loss, N, 0, loss_noise, order);
-        cross_entropy_head(d_loss, d_dx, NULL, d_x, d_w, d_targets, dloss, workspace, N, C, V);
+        cross_entropy_head(d_loss, d_dx, NULL, d_x, d_w, d_targets, dloss, 0, workspace, N, C, V);
         check_result(&results[1], "head dinp alone", d_dx, want_dx, N * C, ROUNDING, ROUNDING + FP32_NOISE, order);
-        cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, dloss, workspace, N, C, V);
+        cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, dloss, 0, workspace, N, C, V);
         check_result(&results[2], "losses", d_loss, want_loss, N, 0, loss_noise, order);
         check_result(&results[3], "head dinp", d_dx, want_dx, N * C, ROUNDING, ROUNDING + FP32_NOISE, order);
         check_result(&results[4], "head dweight", d_dw, want_dw, Vp * C, 0, ROUNDING / 4 + FP32_NOISE, order);
@@ -458,7 +458,7 @@ static void test_cross_entropy_extremes(void** state) {
     float* d_loss = device_copy<float>(x, 2);
     int* d_targets = device_ints(targets, 2);
     void* workspace = device_malloc(cross_entropy_workspace(2, C, V));
-    cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, workspace, 2, C, V);
+    cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, 0, workspace, 2, C, V);
     copy_to_host(losses, d_loss, sizeof losses);
     assert_true(losses[0] == 32768.0f);
     assert_true(losses[1] == 0.0f);
@@ -487,13 +487,13 @@ static void test_cross_entropy_not_finite(void** state) {
             if (kind == 3) { x[C + 3] = NAN; }
             floatX* d_x = device_copy<floatX>(x, N * C);
             upload(d_w, w, V * C), upload(d_dw, dw, V * C);
-            cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, workspace, N, C, V);
+            cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, 0, workspace, N, C, V);
             copy_to_host(losses, d_loss, sizeof losses);
             const bool harmless = kind == 2 && columns[i] != TARGET;  // exp(-infinity) is 0
             assert_true(harmless ? fabsf(losses[0] - logf(V - 1)) < 1e-4f : kind == 3 || !isfinite(losses[0]));
             assert_true(harmless ? losses[1] == losses[0] : !isfinite(losses[1]));
             if (kind == 3) { assert_true(isfinite(losses[0])); }
-            cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, 1.0f, workspace, N, C, V);
+            cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, 1.0f, 0, workspace, N, C, V);
             copy_floats_to_host(dx, d_dx, N * C);
             assert_true(!isfinite(dx[C]) && (kind == 3) == (isfinite(dx[0]) != 0));
             w[columns[i] * C] = 0.0f;
