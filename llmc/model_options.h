@@ -23,10 +23,10 @@ enum {
 
 /*
 X(type, flag, field of model_args, how it is kept, where it applies, default, least, most, words, what it is)
-type: SIZE (size_t), DOUBLE (double, NAN without a default), BOOL, CHOICE (const char*, one of the words), STRING. It
-applies where the expression is true, `is` the encoding (PosencInfo), `learns` whether it learns anything, `ssmax`
-whether it has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps over encodings
-want.
+type: SIZE (size_t, 0 without a default), DOUBLE (double, NAN without a default), BOOL, CHOICE (const char*, one of the
+words), STRING. It applies where the expression is true, `is` the encoding (PosencInfo), `learns` whether it learns
+anything, `ssmax` whether it has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps
+over encodings want.
 */
 #define MODEL_OPTIONS_OF_ENCODINGS(X)                                                                                  \
     X(CHOICE, sinusoidal_freqs, sinusoidal_freqs, 0, is->mechanism == POSENC_ADD, "bam", 0, 0, "bam vaswani",          \
@@ -139,7 +139,9 @@ static inline cJSON* model_option_json(int i, const ModelOptions* o) {
     const ModelOption* m = model_option(i);
     const void* value = (const char*)o + m->offset;
     switch (m->type) {
-        case OPTION_SIZE: return cJSON_CreateNumber((double)*(const size_t*)value);
+        case OPTION_SIZE:
+            if (!m->by_default && *(const size_t*)value == 0) { return NULL; }
+            return cJSON_CreateNumber((double)*(const size_t*)value);
         case OPTION_DOUBLE: return isnan(*(const double*)value) ? NULL : cJSON_CreateNumber(*(const double*)value);
         case OPTION_BOOL: return cJSON_CreateBool(*(const bool*)value != ((m->kept & MODEL_INVERTED) != 0));
         default: return *(const char* const*)value ? cJSON_CreateString(*(const char* const*)value) : NULL;
