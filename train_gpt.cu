@@ -69,6 +69,9 @@ static void choose_encoding(Trainer* t) {
     bool known = posenc_parse(t->args.position_encoding, &t->encoding, &t->ssmax);
     assert(known);
     (void)known;
+    if (t->args.model.window && strcmp(t->args.attention, "cudnn") == 0) {
+        fatal("--attention cudnn has no --window %zu; use --attention own", t->args.model.window);
+    }
     attention_choose(t->args.attention, model_terms(t->encoding, t->ssmax, &t->args.model));
 }
 

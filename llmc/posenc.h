@@ -473,7 +473,7 @@ HOST_DEVICE int window_start(RowRule rule, size_t position, int start) {
 }
 
 // What the logits of a query that sees so many keys are multiplied by, besides a learned scale: a temperature that
-// falls with the length (Su 2021, "scale-invariant attention"; as Qwen and Llama 4 have it).
+// falls with the length (Su 2021, "entropy invariance"; Qwen, Llama 4).
 HOST_DEVICE float row_scale_of(RowRule rule, size_t visible_keys) {
     if (rule.from == 0) { return ssmax_log_count(visible_keys); }
     const double ratio = (double)visible_keys / rule.from;

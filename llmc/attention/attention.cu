@@ -26,9 +26,9 @@ void attention_choose(const char* name, unsigned terms) {
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
     if (own) { return; }
-    const char* lacks = terms & TERM_SCALE                                ? "Scalable-Softmax"
-                        : terms & TERM_CAP                                ? "--softcap"
-                        : terms & TERM_SINK                               ? "--sinks"
+    const char* lacks = terms & TERM_SCALE  ? "scale of rows (Scalable-Softmax, --log_scale)"
+                        : terms & TERM_CAP  ? "--softcap"
+                        : terms & TERM_SINK ? "--sinks"
                         : terms & TERM_DISTANCE && !(terms & TERM_SLOPES) ? "bias but ALiBi's"
                                                                           : NULL;
     if (lacks) {
