@@ -66,7 +66,16 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
                                   a->learning_rate_decay_frac, 0.2);
 }
 
-// One kind of attention is chosen for all layers. A list that names one encoding for all is --position_encoding.
+// A list that says the same of all layers is the flag for all layers, or for a window of 0 none.
+static void settle_list(Options* o, const char* list, const char* one) {
+    Option *from = options_row(o, list), *to = options_row(o, one);
+    const OptionSource source = from->source;
+    const OptionList values = *(const OptionList*)from->target;
+    option_unset(from);
+    if (to->type != OPTION_SIZE || values.sizes[0] > 0) { option_set(o, to, source, list, values.items[0]); }
+}
+
+// One kind of attention is chosen for all layers.
 static void choose_attention(Trainer* t) {
     const TrainArgs* a = &t->args;
     ModelConfig layers;
@@ -74,15 +83,16 @@ static void choose_attention(Trainer* t) {
     layers.options = a->model;
     train_model_layers(&layers, a);
     model_check_layers(&layers);
+    if (model_has_window(&layers) && strcmp(a->attention, "cudnn") == 0) {
+        fatal("--attention cudnn has no --window and no --layer_windows; use --attention own");
+    }
     attention_choose(a->attention, model_terms(&layers));
     t->encoding = model_encoding_name(&layers);
     if (a->layer_encodings.count > 0 && model_encoding_period(&layers) == 1) {
-        Option *list = options_row(&t->options, "layer_encodings"),
-               *one = options_row(&t->options, "position_encoding");
-        const OptionSource source = list->source;
-        const char* name = a->layer_encodings.items[0];
-        option_unset(list);
-        option_set(&t->options, one, source, "layer_encodings", name);
+        settle_list(&t->options, "layer_encodings", "position_encoding");
+    }
+    if (a->layer_windows.count > 0 && model_window_period(&layers) == 1) {
+        settle_list(&t->options, "layer_windows", "window");
     }
 }
 

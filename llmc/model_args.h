@@ -27,6 +27,15 @@ static inline cJSON* model_layer_encodings_json(const ModelConfig* c) {
     return names;
 }
 
+// The windows of layers that differ, likewise: [512, 512, 0].
+static inline cJSON* model_layer_windows_json(const ModelConfig* c) {
+    cJSON* windows = cJSON_CreateArray();
+    for (size_t l = 0; l < model_window_period(c); l++) {
+        cJSON_AddItemToArray(windows, cJSON_CreateNumber((double)model_layer_window(c, l)));
+    }
+    return windows;
+}
+
 // A new object with the fields that apply to this model.
 static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, size_t sequence_length) {
     cJSON* o = cJSON_CreateObject();
@@ -41,6 +50,7 @@ static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, si
     cJSON_AddNumberToObject(o, "max_batch_size", (double)batch_size);
     cJSON_AddNumberToObject(o, "max_seq_len", (double)sequence_length);
     if (model_encoding_period(c) > 1) { cJSON_AddItemToObject(o, "layer_encodings", model_layer_encodings_json(c)); }
+    if (model_window_period(c) > 1) { cJSON_AddItemToObject(o, "layer_windows", model_layer_windows_json(c)); }
     bool applies[MODEL_OPTION_COUNT];
     model_options_applied(c, applies);
     model_options_to_json(o, &c->options, applies);
@@ -96,8 +106,32 @@ static inline bool model_layer_encodings_read(ModelConfig* c, const cJSON* o, co
     if (!cJSON_IsArray(names) || count == 0) {
         fatal("%s: model_args.layer_encodings is no list of encodings; the run folder is damaged", path);
     }
-    model_repeat_layers(c, count);
+    model_repeat_encodings(c, count);
     return true;
+}
+
+// The windows of layers that differ, where the model has such.
+static inline void model_layer_windows_read(ModelConfig* c, const cJSON* o, const char* path) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(o, "layer_windows"), *item;
+    if (!list || cJSON_IsNull(list)) { return; }
+    size_t count = 0, windows[MODEL_MAX_LAYERS];
+    cJSON_ArrayForEach(item, list) {
+        const double x = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (count == c->L || !(x >= 0 && x <= MODEL_MAX_WINDOW && x == floor(x))) {
+            fatal(
+                "%s: model_args.layer_windows: entry %zu is not the window of one of %zu layers; the run folder is "
+                "damaged",
+                path, count + 1, c->L);
+        }
+        windows[count++] = (size_t)x;
+    }
+    if (!cJSON_IsArray(list) || count == 0 || c->options.window) {
+        fatal(
+            "%s: model_args.layer_windows is no list of windows without a window of all layers; the run folder is "
+            "damaged",
+            path);
+    }
+    model_set_windows(c, windows, count);
 }
 
 // The configuration behind model_args and the encoding's name, which may be NULL where the layers have encodings of
@@ -121,6 +155,7 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
         fatal("%s: unknown position_encoding '%s'", path, encoding ? encoding : "");
     }
     c.options = model_options_from_json(o, path);
+    model_layer_windows_read(&c, o, path);
     c.posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
@@ -153,6 +188,7 @@ static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* w
         model_args_check_field(checkpoint, wanted, sizes[i], NULL, path);
     }
     model_args_check_field(checkpoint, wanted, "layer_encodings", NULL, path);
+    model_args_check_field(checkpoint, wanted, "layer_windows", NULL, path);
     const ModelOptions standard = model_default_options();
     for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
         if (model_option(i)->kept & MODEL_MAY_CHANGE) { continue; }

@@ -13,7 +13,8 @@ enum { MODEL_MAX_DIM = 65536, MODEL_MAX_LAYERS = 1000, MODEL_MAX_HEADS = 1024, M
 // What layers may differ in.
 typedef struct {
     PosKind encoding;
-    bool ssmax;  // Scalable-Softmax
+    bool ssmax;     // Scalable-Softmax
+    size_t window;  // of this layer, where --window does not say it of all; 0: none
 } ModelLayer;
 
 typedef struct {
@@ -48,6 +49,11 @@ static inline const ModelSize* model_size_find(const char* name) {
 
 #include "model_layers.h"
 
+// The cap of the output's logits; 0: none.
+static inline float model_final_cap(const ModelConfig* c) {
+    return isnan(c->options.final_softcap) ? 0.0f : (float)c->options.final_softcap;
+}
+
 // What the formulas of positions and of biases are given.
 static inline PositionSettings model_position_settings(const ModelConfig* c) {
     const ModelOptions* o = &c->options;
@@ -58,6 +64,39 @@ static inline PositionSettings model_position_settings(const ModelConfig* c) {
 static inline PosencSettings model_posenc_settings(const ModelConfig* c) {
     PosencSettings s = {c->options.sandwich_dim, strcmp(c->options.alibi_slopes, "geometric") == 0};
     return s;
+}
+
+// How far queries of a layer see, and what scales their logits beside Scalable-Softmax, from --log_scale "N0,ALPHA".
+static inline RowRule model_row_rule(const ModelConfig* c, size_t layer) {
+    const ModelOptions* o = &c->options;
+    RowRule rule = {model_layer_window(c, layer), 0, 0};
+    if (!o->log_scale) { return rule; }
+    const char* comma = strchr(o->log_scale, ',');
+    size_t length = comma ? (size_t)(comma - o->log_scale) : 0;
+    char first[32];
+    snprintf(first, sizeof first, "%.*s", (int)length, o->log_scale);
+    if (length == 0 || length >= sizeof first || !option_parse_double(first, 1, 1e12, &rule.from) ||
+        !option_parse_double(comma + 1, 0, 1e6, &rule.slope)) {
+        fatal(
+            "--log_scale %s: expected N0,ALPHA, a number of keys of at least 1 and a factor of at least 0, as 1024,0.1",
+            o->log_scale);
+    }
+    return rule;
+}
+
+// Refuses flags of attention that make no sense together.
+static inline void model_check_attention(const ModelConfig* c) {
+    const ModelOptions* o = &c->options;
+    if (o->softcap_approx && isnan(o->softcap)) {
+        fatal("--softcap_approx without --softcap, whose function it makes cheaper; give --softcap C too, or neither");
+    }
+    model_row_rule(c, 0);
+    bool ssmax = false;
+    for (size_t l = 0; l < c->L; l++) { ssmax |= model_layer_ssmax(c, l); }
+    if (o->log_scale && ssmax) {
+        fatal("--log_scale %s with Scalable-Softmax, which scales by the number of keys itself; leave one of them out",
+              o->log_scale);
+    }
 }
 
 // Completes derived fields and refuses what the operators cannot do, naming the flag.
@@ -77,17 +116,38 @@ static inline void model_config_check(ModelConfig* c) {
     if (c->NKV == 0 || c->NH % c->NKV != 0) { fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH); }
     if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
+    model_check_attention(c);
     c->Vp = round_up(c->V, 128);
     model_check_layers(c);
 }
 
-// Floating-point operations of forward and backward per token of a sequence of T tokens, causal:
-// 6 per weight of a product, and 6 L C (T + 1) for attention (two products forward, four backward, half of
-// the square).
+// Keys that queries at positions position .. position + n - 1 of one document see together in a layer.
+static inline double model_visible_keys(const ModelConfig* c, size_t layer, size_t position, size_t n) {
+    double first = (double)position + 1, last = (double)position + (double)n;
+    double window = (double)model_layer_window(c, layer);
+    if (window == 0 || last <= window) { return (double)n * 0.5 * (first + last); }
+    double rising = first < window ? window - first : 0;  // queries that see less than the window
+    return rising * 0.5 * (first + window - 1) + ((double)n - rising) * window;
+}
+
+// The same in all layers together.
+static inline double model_all_visible_keys(const ModelConfig* c, size_t position, size_t n) {
+    double keys = 0;
+    for (size_t l = 0; l < c->L; l++) { keys += model_visible_keys(c, l, position, n); }
+    return keys;
+}
+
+// Weights of the products of one block.
+static inline double model_block_weights(const ModelConfig* c) {
+    double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F;
+    return (c->options.gated_attention ? 3.0 : 2.0) * C * C + 2.0 * C * kv + 3.0 * C * F;
+}
+
+// Floating-point operations of forward and backward per token of a sequence of T tokens: 6 per weight of a product,
+// and 12 C for each visible key of attention in each layer (two products forward, four backward).
 static inline double model_flops_per_token(const ModelConfig* c, size_t T) {
-    double C = (double)c->C, L = (double)c->L, kv = (double)(c->NKV * c->HS), F = (double)c->F;
-    double weights = L * (2.0 * C * C + 2.0 * C * kv + 3.0 * C * F) + (double)c->V * C;
-    return 6.0 * weights + 6.0 * L * C * (double)(T + 1);
+    double C = (double)c->C, weights = (double)c->L * model_block_weights(c) + (double)c->V * C;
+    return 6.0 * weights + 12.0 * C * (model_all_visible_keys(c, 0, T) / (double)T);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /*
-Layers that differ: the encoding of each, what they share, and the name of it all. A pattern of encodings repeats over
+Layers that differ: the encoding and the window of each, what they share, and the name of it all. A pattern repeats over
 the layers; one encoding for all is a pattern of one. Included by model_config.h only.
 */
 #ifndef MODEL_LAYERS_H
@@ -25,11 +25,16 @@ static inline bool model_parse_encoding(ModelConfig* c, const char* name) {
     return true;
 }
 
-// After the first `count` layers: the others repeat them.
-static inline void model_repeat_layers(ModelConfig* c, size_t count) {
+// After the encodings of the first `count` layers: the others repeat them.
+static inline void model_repeat_encodings(ModelConfig* c, size_t count) {
     for (size_t l = count; l < MODEL_MAX_LAYERS; l++) {
         c->layers[l].encoding = c->layers[l - count].encoding, c->layers[l].ssmax = c->layers[l - count].ssmax;
     }
+}
+
+// Windows of the layers, which repeat them.
+static inline void model_set_windows(ModelConfig* c, const size_t* windows, size_t count) {
+    for (size_t l = 0; l < MODEL_MAX_LAYERS; l++) { c->layers[l].window = windows[l % count]; }
 }
 
 // ----------------------------------------------------------------------------
@@ -38,15 +43,29 @@ static inline void model_repeat_layers(ModelConfig* c, size_t count) {
 static inline PosKind model_layer_encoding(const ModelConfig* c, size_t layer) { return c->layers[layer].encoding; }
 static inline bool model_layer_ssmax(const ModelConfig* c, size_t layer) { return c->layers[layer].ssmax; }
 
+// Keys that a query sees at most, itself included; 0: its whole document.
+static inline size_t model_layer_window(const ModelConfig* c, size_t layer) {
+    return c->options.window ? c->options.window : c->layers[layer].window;
+}
+
+static inline bool model_has_window(const ModelConfig* c) {
+    bool found = false;
+    for (size_t l = 0; l < c->L; l++) { found |= model_layer_window(c, l) > 0; }
+    return found;
+}
+
 static inline const PosencInfo* model_layer_info(const ModelConfig* c, size_t layer) {
     return posenc_info(c->layers[layer].encoding);
 }
 
-// What attention is given in this layer.
+// What attention is given in this layer besides q, k and v: the terms of its encoding and those of flags.
 static inline unsigned model_layer_terms(const ModelConfig* c, size_t layer) {
+    const ModelOptions* o = &c->options;
     unsigned terms = posenc_terms(c->layers[layer].encoding, c->layers[layer].ssmax);
     // libraries know the published slopes alone
-    return strcmp(c->options.alibi_slopes, "geometric") == 0 ? terms & ~(unsigned)TERM_SLOPES : terms;
+    if (strcmp(o->alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
+    terms |= o->log_scale ? (unsigned)TERM_SCALE : 0u;
+    return terms | (isnan(o->softcap) ? 0u : (unsigned)TERM_CAP) | (o->sinks ? (unsigned)TERM_SINK : 0u);
 }
 
 // What attention is given in any layer. TERM_SLOPES stays where no other layer has another bias.
@@ -89,9 +108,9 @@ static inline void model_options_applied(const ModelConfig* c, bool* applies) {
     }
 }
 
-// Is the layer's bias scaled by Scalable-Softmax, too?
+// Is the layer's bias scaled by Scalable-Softmax, too? --log_scale is of the products alone.
 static inline bool model_bias_inside(const ModelConfig* c, size_t layer) {
-    return model_layer_info(c, layer)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
+    return !c->options.log_scale && model_layer_info(c, layer)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
 }
 
 // ----------------------------------------------------------------------------
@@ -125,6 +144,15 @@ static inline size_t model_encoding_period(const ModelConfig* c) {
     for (size_t l = 1; l < c->L; l++) {
         const ModelLayer *a = &c->layers[l], *b = &c->layers[l - period];
         if (a->encoding != b->encoding || a->ssmax != b->ssmax) { l = period++; }
+    }
+    return period;
+}
+
+// The same of their windows.
+static inline size_t model_window_period(const ModelConfig* c) {
+    size_t period = 1;
+    for (size_t l = 1; l < c->L; l++) {
+        if (model_layer_window(c, l) != model_layer_window(c, l - period)) { l = period++; }
     }
     return period;
 }

@@ -13,7 +13,7 @@ The names and meanings of the published system's flags are kept; ours are added 
 typedef struct {
     const char *dataset, *data_dir, *log_dir, *tokenizer;
     const char *position_encoding, *model_size;
-    OptionList layer_encodings;
+    OptionList layer_encodings, layer_windows;
     size_t dim, n_layers, n_heads, n_kv_heads, ffn_dim;
     ModelOptions model;
     PosencOptions posenc;  // its tensors' initial values and what is trained
@@ -77,6 +77,9 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Positional encodings") MODEL_OPTIONS_OF_ENCODINGS(MODEL_OPTION_ROW)
             POSENC_TENSORS(INITIAL_VALUE_OPTION) POSENC_TENSORS(TRAINABLE_OPTION),
         OPT_DOUBLE(a->prior_lr, NULL, 0, 1e6, "peak learning rate of the prior, instead of --learning_rate"),
+        OPT_GROUP("Attention") MODEL_OPTIONS_OF_ATTENTION(MODEL_OPTION_ROW),
+        OPT_SIZES(a->layer_windows, NULL, 0, MODEL_MAX_WINDOW,
+                  "instead of --window: those of the layers, repeated, 0 for none: 512,512,0"),
         OPT_GROUP("Batches"),
         OPT_SIZE(a->batch_size, "4", 1, 1048576, "sequences per forward pass and rank"),
         OPT_SIZE(a->sequence_length, "64", 1, 16777216, "tokens per sequence"),
@@ -152,21 +155,31 @@ static inline void train_check_initial(const TrainArgs* a) {
     }
 }
 
-// What the arguments say of the layers: how many, and the encoding of each.
+static inline void train_check_layers(const char* flag, const OptionList* list, size_t layers) {
+    if (list->count > layers) {
+        fatal("--%s: found %zu entries, the model has %zu layers; give at most one for each", flag, list->count,
+              layers);
+    }
+}
+
+// What the arguments say of the layers: how many, and the encoding and window of each.
 static inline void train_model_layers(ModelConfig* c, const TrainArgs* a) {
     const ModelSize* size = model_size_find(a->model_size);
     assert(size);
     c->L = a->n_layers ? a->n_layers : size->L;
-    const OptionList* names = &a->layer_encodings;
-    if (names->count > c->L) {
-        fatal("--layer_encodings: found %zu encodings, the model has %zu layers; give at most one for each",
-              names->count, c->L);
+    const OptionList *names = &a->layer_encodings, *windows = &a->layer_windows;
+    train_check_layers("layer_encodings", names, c->L);
+    train_check_layers("layer_windows", windows, c->L);
+    if (windows->count > 0 && a->model.window) {
+        fatal("--window %zu together with --layer_windows, which excludes it; give only one of the two",
+              a->model.window);
     }
     bool known = names->count > 0 || model_parse_encoding(c, a->position_encoding);
     for (size_t l = 0; l < names->count; l++) { known = known && model_parse_layer(c, l, names->items[l]); }
     assert(known);
     (void)known;
-    if (names->count > 0) { model_repeat_layers(c, names->count); }
+    if (names->count > 0) { model_repeat_encodings(c, names->count); }
+    if (windows->count > 0) { model_set_windows(c, windows->sizes, windows->count); }
 }
 
 // The model that the arguments describe, for a vocabulary that the data brings.

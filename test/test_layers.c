@@ -7,7 +7,7 @@ on bit for bit, evaluation in chunks, and what is refused.
 #include "../llmc/model.h"
 
 #define SHORT "--dataset letters --tokens_per_step 64 --num_iterations 6 --checkpoint_every 1 --keep_checkpoints 9 "
-#define MIXED SHORT "--n_layers 4 --layer_encodings rotary,nope,bam_ssmax "
+#define MIXED SHORT "--n_layers 4 --layer_encodings rotary,nope,bam_ssmax --layer_windows 9,0 "
 
 static const char MIXED_NAME[] = "rotary+nope+bam_ssmax";
 
@@ -51,7 +51,7 @@ static void test_names(void** state) {
             assert_true(model_parse_layer(&c, count, rows[i].names[count]));
             count++;
         }
-        model_repeat_layers(&c, count);
+        model_repeat_encodings(&c, count);
         char* name = model_encoding_name(&c);
         assert_string_equal(name, rows[i].name);
         assert_int_equal(model_encoding_period(&c), rows[i].period);
@@ -85,6 +85,9 @@ static void test_run_folder(void** state) {
     assert_field(run, "args", "layer_encodings", "[\"rotary\",\"nope\",\"bam_ssmax\"]");
     assert_field(run, "args", "position_encoding", "null");
     assert_field(run, "model_args", "layer_encodings", "[\"rotary\",\"nope\",\"bam_ssmax\"]");
+    assert_field(run, "args", "layer_windows", "[9,0]");
+    assert_field(run, "model_args", "layer_windows", "[9,0]");
+    assert_field(run, "model_args", "window", NULL);
     assert_field(run, "model_args", "rope_theta", "500000");
     assert_field(run, "model_args", "seq_scale", "true");
     assert_field(run, "model_args", "train_theta_alpha", "true");
@@ -117,6 +120,20 @@ static void test_uniform_list(void** state) {
     assert_field(list, "args", "layer_encodings", "null");
     assert_field(list, "model_args", "layer_encodings", NULL);
     free(one), free(list);
+    train_tiny_quietly("window", SHORT "--position_encoding alibi --window 9");
+    train_tiny_quietly("windows", SHORT "--position_encoding alibi --layer_windows 9,9");
+    train_tiny_quietly("none", SHORT "--position_encoding alibi --layer_windows 0,0");
+    train_tiny_quietly("plain", SHORT "--position_encoding alibi");
+    static const char* const pairs[][2] = {{"window", "windows"}, {"plain", "none"}};
+    for (size_t i = 0; i < 2; i++) {
+        char *flag = run_file(pairs[i][0], "alibi", ""), *same = run_file(pairs[i][1], "alibi", "");
+        assert_identical(flag, same);
+        assert_field(same, "args", "window", i == 0 ? "9" : "null");
+        assert_field(same, "args", "layer_windows", "null");
+        assert_field(same, "model_args", "window", i == 0 ? "9" : NULL);
+        assert_field(same, "model_args", "layer_windows", NULL);
+        free(flag), free(same);
+    }
 }
 
 // One prior of each encoding for all of its layers.
@@ -141,7 +158,8 @@ static void test_resume(void** state) {
     static const struct {
         const char *name, *flags;
     } rows[] = {
-        {"nope+2kerple_log_ssmax", "--layer_encodings nope,kerple_log_ssmax,kerple_log_ssmax --recompute 1"},
+        {"nope+2kerple_log_ssmax",
+         "--layer_encodings nope,kerple_log_ssmax,kerple_log_ssmax --layer_windows 5,17,0 --recompute 1"},
         {"bam+t5", "--layer_encodings bam,t5 --global_prior --optimizer adamw --sample_every 2 --sample_length 5"},
         {"alibi+rotary_ssmax", "--layer_encodings alibi,rotary_ssmax --n_layers 2 --dtype bfloat16"},
     };
@@ -167,9 +185,13 @@ static void test_refusals(void** state) {
     } rows[] = {
         {SHORT "--layer_encodings rotary,ropary", "--layer_encodings: found 'ropary'|one of: nope nope_ssmax"},
         {SHORT "--layer_encodings rotary,", "--layer_encodings: found ''|one of"},
-        {SHORT "--layer_encodings nope,rotary,nope", "found 3 encodings|2 layers"},
+        {SHORT "--layer_encodings nope,rotary,nope", "found 3 entries|2 layers"},
         {SHORT "--layer_encodings nope,sinusoidal", "--layer_encodings: sinusoidal is added to the embedding"},
         {SHORT "--layer_encodings nope,rotary --position_encoding nope", "--layer_encodings|excludes"},
+        {SHORT "--layer_windows 4,-1", "--layer_windows: found '-1'|from 0 to 16777216"},
+        {SHORT "--layer_windows 4,0,0", "--layer_windows: found 3 entries|2 layers"},
+        {SHORT "--layer_windows 4,0 --window 4", "--window 4 together with --layer_windows|excludes"},
+        {SHORT "--layer_encodings nope,rotary_ssmax --log_scale 8,0.1", "--log_scale 8,0.1 with Scalable-Softmax"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char *flags = tiny_flags("refused", rows[i].flags), *log = text("%s/refused", scratch);
@@ -185,6 +207,8 @@ static void test_refusals(void** state) {
         {"--layer_encodings rotary,nope,bam", "trained with rotary+nope+bam_ssmax|ask for rotary+nope+bam|--layer_enc"},
         {"--position_encoding rotary", "trained with rotary+nope+bam_ssmax|the flags ask for rotary|--position_enc"},
         {"--ssmax_prior outside", "ssmax_prior|inside|outside"},
+        {"--layer_windows 9", "layer_windows = [9,0]|none"},
+        {"--layer_windows 0,9", "layer_windows = [9,0]|[0,9]"},
     };
     char* run = run_file("mixed", MIXED_NAME, "");
     for (size_t i = 0; i < sizeof resumed / sizeof *resumed; i++) {
@@ -234,6 +258,8 @@ static void test_evaluate(void** state) {
          "rotary+nope+bam_ssmax|args.json says rotary+t5+bam"},
         {"model_args", "\"nope\"", "\"nop\"", "layer_encodings: entry 2 is not the encoding of one of 4 layers"},
         {"model_args", "[\"rotary\", \"nope\", \"bam_ssmax\"]", "[]", "layer_encodings is no list"},
+        {"model_args", "\"layer_windows\":\t[9, 0]", "\"layer_windows\":\t[9, 1]", "layer_windows = [9,0]|says [9,1]"},
+        {"model_args", "\"layer_windows\":\t[9, 0]", "\"layer_windows\":\t[9, 0.5]", "layer_windows: entry 2"},
         {"\"args\"", "\"position_encoding\":\tnull", "\"position_encoding\":\t\"rotary\"",
          "position_encoding is rotary|rotary+nope+bam_ssmax"},
     };
