@@ -18,6 +18,8 @@ static void test_parse(void** state) {
                 {"nope_ssmax", POS_NOPE, true},
                 {"sinusoidal", POS_SINUSOIDAL, false},
                 {"sinusoidal_ssmax", POS_SINUSOIDAL, true},
+                {"learned", POS_LEARNED, false},
+                {"learned_ssmax", POS_LEARNED, true},
                 {"rotary", POS_ROTARY, false},
                 {"rotary_ssmax", POS_ROTARY, true},
                 {"alibi", POS_ALIBI, false},
@@ -410,6 +412,149 @@ static void test_kink_and_saturation(void** state) {
     for (int d = 0; d < 4; d++) { assert_true(table[d] == -1e30f); }
 }
 
+// The table of a rotation of all channels that is not scaled.
+static void rotary_table(float* table, double theta, size_t T, size_t HS) {
+    RopeSettings rope = {theta, HS, ROPE_NONE, NAN, 0, 32, 1, NAN, 1, 4};
+    PositionSettings s = {NAN, false, rope_rotation(&rope)};
+    position_table(table, POS_ROTARY, &s, T, HS);
+}
+
+static void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t C) {
+    PositionSettings s;
+    memset(&s, 0, sizeof s);
+    s.sinusoidal_theta = theta, s.sinusoidal_vaswani = vaswani;
+    position_table(table, POS_SINUSOIDAL, &s, T, C);
+}
+
+// Frequencies that rope_frequencies() of dev/reference.py gives for models that exist: YaRN's 64k Llama 2, Llama 3.1,
+// and heads of which a part turns. The largest error is that of powers in double.
+static void test_rope_frequencies(void** state) {
+    (void)state;
+    static const struct {
+        RopeSettings rope;
+        double magnitude;
+        size_t pairs[6];
+        double frequencies[6];
+    } rows[] = {
+        {{10000, 128, ROPE_YARN, 16, 4096, 32, 1, NAN, 1, 4},
+         1.2772588722239782,
+         {0, 1, 21, 32, 42, 63},
+         {1, 0.86596432336006535, 0.046940859997959404, 0.005673076923076923, 0.00049023591030505377,
+          7.2173874043091138e-06}},
+        {{500000, 128, ROPE_LLAMA3, 8, 8192, 32, 1, NAN, 1, 4},
+         1,
+         {0, 1, 21, 32, 42, 63},
+         {1, 0.81461723385654472, 0.013490419890226748, 0.00052484616099295468, 2.2748928601828186e-05,
+          3.0689259889145111e-07}},
+        {{10000, 32, ROPE_NTK, 4, 0, 32, 1, NAN, 1, 4},
+         1,
+         {0, 1, 5, 8, 10, 15},
+         {1, 0.51269923242167048, 0.035425283641654946, 0.0047742080195520833, 0.0012549507210917056,
+          4.4456985250973074e-05}},
+        {{10000, 24, ROPE_LINEAR, 4, 0, 32, 1, NAN, 1, 4},
+         1,
+         {0, 1, 4, 6, 8, 11},
+         {0.25, 0.46415888336127786 / 4, 0.046415888336127802 / 4, 0.0025, 0.0021544346900318843 / 4,
+          0.00021544346900318845 / 4}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        RopeSettings rope = rows[i].rope;
+        rope.attention_factor = rope_yarn_attention_factor(rope.factor);
+        Rotation r = rope_rotation(&rope);
+        assert_int_equal(r.pairs, rope.width / 2);
+        assert_error_below(fabs(r.magnitude - rows[i].magnitude), 1e-15);
+        for (size_t k = 0; k < 6; k++) {
+            assert_error_below(fabs(r.frequency[rows[i].pairs[k]] / rows[i].frequencies[k] - 1), 1e-14);
+        }
+        for (size_t m = r.pairs; m < ROPE_MAX_PAIRS; m++) { assert_true(r.frequency[m] == 0); }
+    }
+    assert_int_equal(rope_width(0.4, 80), 32);   // Phi-2
+    assert_int_equal(rope_width(0.25, 96), 24);  // GPT-NeoX
+    assert_int_equal(rope_width(0.25, 24), 6);
+    assert_int_equal(rope_width(0.3, 8), 2);
+    assert_int_equal(rope_width(1, 40), 40);
+}
+
+// A factor of 1 changes nothing, bit for bit where the formula allows it, and channels that do not turn stay as they
+// are.
+static void test_rope_limits(void** state) {
+    (void)state;
+    enum { HS = 48, T = 300 };
+    const RopeSettings plain = {10000, HS, ROPE_NONE, NAN, 0, 32, 1, 1, 1, 4};
+    const Rotation want = rope_rotation(&plain);
+    for (int scaling = ROPE_LINEAR; scaling <= ROPE_LLAMA3; scaling++) {
+        RopeSettings rope = plain;
+        rope.scaling = (RopeScaling)scaling, rope.factor = 1, rope.original_length = 512;
+        rope.attention_factor = rope_yarn_attention_factor(1);
+        const Rotation got = rope_rotation(&rope);
+        assert_true(got.magnitude == 1);
+        for (size_t m = 0; m < HS / 2; m++) {
+            assert_error_below(fabs(got.frequency[m] / want.frequency[m] - 1), 4e-16);  // two roundings
+        }
+    }
+    RopeSettings part = plain;
+    part.width = 12, part.scaling = ROPE_YARN, part.factor = 8, part.original_length = 64, part.attention_factor = 1.2;
+    const PositionSettings s = {NAN, false, rope_rotation(&part)};
+    float* table = xcalloc(T * HS, sizeof(float));
+    position_table(table, POS_ROTARY, &s, T, HS);
+    for (size_t i = 0; i < T * HS; i++) {
+        if (i % HS >= 12) { assert_true(table[i] == (i % 2 == 0 ? 1.0f : 0.0f)); }
+    }
+    assert_error_below(fabs(hypot(table[HS * 7], table[HS * 7 + 1]) - 1.2), 1e-6);
+    free(table);
+}
+
+// ----------------------------------------------------------------------------
+// learned positions
+
+static void test_learned_table(void** state) {
+    (void)state;
+    enum { ROWS = 9, C = 5, T = 33 };
+    Random r = random_stream(6, 0);
+    float *learned = random_array(ROWS * C, 1.0, &r), table[T * C];
+    for (int interpolated = 0; interpolated < 2; interpolated++) {
+        learned_table(table, learned, interpolated, ROWS, ROWS, C);  // as long as the table: its rows
+        assert_memory_equal(table, learned, ROWS * C * sizeof(float));
+        learned_table(table, learned, interpolated, 4, ROWS, C);
+        assert_memory_equal(table, learned, 4 * C * sizeof(float));
+        learned_table(table, learned, interpolated, T, ROWS, C);
+        for (size_t t = 0; t < T; t++) {
+            for (size_t c = 0; c < C; c++) {
+                double want = learned[(t < ROWS ? t : ROWS - 1) * C + c];
+                if (interpolated) {  // 33 positions over 9 rows: a quarter of a row each
+                    size_t row = t / 4;
+                    double next = row + 1 < ROWS ? learned[(row + 1) * C + c] : 0, share = (double)(t % 4) / 4;
+                    want = (1 - share) * learned[row * C + c] + share * next;
+                }
+                assert_true(table[t * C + c] == (float)want);
+            }
+        }
+    }
+    learned_table(table, learned, true, 4, 1, 1);  // a table of one row
+    for (int t = 0; t < 4; t++) { assert_true(table[t] == learned[0]); }
+    free(learned);
+}
+
+// Sums in the order of the sequences, whatever the threads, added to what is there; other rows are left alone.
+static void test_learned_backward(void** state) {
+    (void)state;
+    enum { B = 5, T = 13, C = 24, ROWS = 20 };
+    Random r = random_stream(7, 0);
+    float *dout = random_array(B * T * C, 1.0, &r), *before = random_array(ROWS * C, 1.0, &r);
+    float want[ROWS * C], got[ROWS * C];
+    memcpy(want, before, sizeof want);
+    for (size_t b = 0; b < B; b++) {
+        for (size_t i = 0; i < T * C; i++) { want[i] += dout[b * T * C + i]; }
+    }
+    for (int threads = 1; threads <= 3; threads++) {
+        set_threads(threads);
+        memcpy(got, before, sizeof got);
+        learned_backward(got, dout, B, T, C);
+        assert_memory_equal(got, want, sizeof got);
+    }
+    free(dout), free(before);
+}
+
 static void test_tables_far(void** state) {
     (void)state;
     enum { T = 262144, HS = 8, C = 6 };
@@ -512,6 +657,10 @@ int main(void) {
         cmocka_unit_test(test_listed_initial_values),
         cmocka_unit_test(test_geometric_slopes),
         cmocka_unit_test(test_kink_and_saturation),
+        cmocka_unit_test(test_rope_frequencies),
+        cmocka_unit_test(test_rope_limits),
+        cmocka_unit_test(test_learned_table),
+        cmocka_unit_test(test_learned_backward),
         cmocka_unit_test(test_tables_far),
         cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_log_count),
