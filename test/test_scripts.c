@@ -396,7 +396,7 @@ static void test_changed_positions(void** state) {
                                    "[1,0.75]," OF("10") "},3],\"perplexity\":[{" WINDOWS
                                                         "[7,8]}],\"perplexity_others\":[{" WINDOWS
                                                         "[7,6]," OF("10") "}]}");
-    expect_status(0, "scripts/passkey_table.py $S/ppl/l2/alibi/version_00");
+    expect_status(0, "python3 scripts/passkey_table.py $S/ppl/l2/alibi/version_00");
     expect_words("100     200|alibi |100 %    25 %|alibi, " YARN "|100 %    75 %");
     expect_status(0,
                   "scripts/plot.sh $S/ppl/l2/alibi/version_00 --out $S/changed --only passkey,perplexity --positions");

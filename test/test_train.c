@@ -105,7 +105,7 @@ static void check_tensors(const char* encoding, const char* name, PosKind kind, 
     SafeTensors file = safetensors_open(path);
     size_t n = check_tensor(&file, "tok_embeddings.weight", 2, BYTES_VOCAB, C);
     n += check_tensor(&file, "output.weight", 2, BYTES_VOCAB, C) + check_tensor(&file, "norm.weight", 1, C, 0);
-    if (kind == POS_LEARNED) { n += check_tensor(&file, "position_embeddings.weight", 2, TINY_T, C); }
+    if (kind == POS_LEARNED) { n += check_tensor(&file, "position_embeddings.weight", 2, 32, C); }
     for (size_t layer = 0; layer < L; layer++) {
         char full[96];
 #define LAYER(...) (snprintf(full, sizeof full, "layers.%zu." __VA_ARGS__), full)
