@@ -34,7 +34,8 @@ has Scalable-Softmax. A flag that does not apply is accepted and changes nothing
     X(DOUBLE, rope_factor, rope_factor, 0, is->mechanism == POSENC_ROTATE, NULL, 1, 1e6, NULL,                         \
       "of --rope_scaling: how many times the original length")                                                         \
     X(SIZE, rope_original_length, original_max_position_embeddings, 0, is->mechanism == POSENC_ROTATE, "0", 0,         \
-      MODEL_MAX_POSITIONS, NULL, "of yarn and llama3: tokens of a sequence that the weights were trained on before")   \
+      MODEL_MAX_POSITIONS, NULL,                                                                                       \
+      "of yarn and llama3: tokens of a sequence in the training before; evaluate: in that of the run")                 \
     X(DOUBLE, rope_beta_fast, beta_fast, 0, is->mechanism == POSENC_ROTATE, "32", 1e-6, 1e9, NULL,                     \
       "of yarn: channels that turn more often in the original length are left alone")                                  \
     X(DOUBLE, rope_beta_slow, beta_slow, 0, is->mechanism == POSENC_ROTATE, "1", 1e-6, 1e9, NULL,                      \
