@@ -25,7 +25,8 @@ typedef struct {
     ModelLayer layers[MODEL_MAX_LAYERS];  // through the functions of model_layers.h
     ModelOptions options;
     PosencOptions posenc;
-    int bos;  // starts a document; -1: sequences are not split into documents
+    int bos;                    // starts a document; -1: sequences are not split into documents
+    bool learned_interpolated;  // how learned positions are read beyond their table, see learned_row(); of evaluations
 } ModelConfig;
 
 // Named sizes; feed-forward width is 2C. l2 and l4 are for tests and laptops, the others those of the paper.
@@ -54,16 +55,95 @@ static inline float model_final_cap(const ModelConfig* c) {
     return isnan(c->options.final_softcap) ? 0.0f : (float)c->options.final_softcap;
 }
 
+// Does it have a trained table of positions?
+static inline bool model_learns_positions(const ModelConfig* c) { return model_has_mechanism(c, POSENC_LEARN); }
+
+static inline RopeScaling model_rope_scaling(const ModelOptions* o) {
+    static const char* const words[] = {"none", "linear", "ntk", "yarn", "llama3"};
+    size_t i = 0;
+    while (strcmp(words[i], o->rope_scaling) != 0) { i++; }  // options.h allows no other
+    return (RopeScaling)i;
+}
+
 // What the formulas of positions and of biases are given.
 static inline PositionSettings model_position_settings(const ModelConfig* c) {
     const ModelOptions* o = &c->options;
-    PositionSettings s = {o->rope_theta, o->sinusoidal_theta, strcmp(o->sinusoidal_freqs, "vaswani") == 0};
+    RopeSettings rope;
+    rope.theta = o->rope_theta, rope.width = rope_width(o->rotary_fraction, c->HS);
+    rope.scaling = model_rope_scaling(o), rope.factor = o->rope_factor;
+    rope.original_length = (double)o->rope_original_length;
+    rope.beta_fast = o->rope_beta_fast, rope.beta_slow = o->rope_beta_slow;
+    rope.attention_factor =
+        isnan(o->rope_attention_factor) ? rope_yarn_attention_factor(rope.factor) : o->rope_attention_factor;
+    rope.low_freq_factor = o->rope_low_freq_factor, rope.high_freq_factor = o->rope_high_freq_factor;
+    PositionSettings s = {o->sinusoidal_theta, strcmp(o->sinusoidal_freqs, "vaswani") == 0, rope_rotation(&rope)};
     return s;
 }
 
 static inline PosencSettings model_posenc_settings(const ModelConfig* c) {
     PosencSettings s = {c->options.sandwich_dim, strcmp(c->options.alibi_slopes, "geometric") == 0};
     return s;
+}
+
+// Refuses a flag of scaled rotations that the chosen one does not read.
+static inline void model_check_rope_flags(const ModelOptions* o) {
+    const RopeScaling scaling = model_rope_scaling(o);
+    const bool yarn = scaling == ROPE_YARN, llama3 = scaling == ROPE_LLAMA3;
+    const struct {
+        const char* flag;
+        bool given, read;
+        const char* readers;
+    } flags[] = {
+        {"rope_factor", !isnan(o->rope_factor), scaling != ROPE_NONE, "linear, ntk, yarn or llama3"},
+        {"rope_original_length", o->rope_original_length > 0, yarn || llama3, "yarn or llama3"},
+        {"rope_beta_fast", o->rope_beta_fast != 32, yarn, "yarn"},
+        {"rope_beta_slow", o->rope_beta_slow != 1, yarn, "yarn"},
+        {"rope_attention_factor", !isnan(o->rope_attention_factor), yarn, "yarn"},
+        {"rope_low_freq_factor", o->rope_low_freq_factor != 1, llama3, "llama3"},
+        {"rope_high_freq_factor", o->rope_high_freq_factor != 4, llama3, "llama3"},
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        if (flags[i].given && !flags[i].read) {
+            fatal("--%s needs --rope_scaling %s, found --rope_scaling %s", flags[i].flag, flags[i].readers,
+                  o->rope_scaling);
+        }
+    }
+}
+
+// Refuses a scaled rotation that lacks a number, or whose numbers contradict each other.
+static inline void model_check_rope_scaling(const ModelOptions* o) {
+    model_check_rope_flags(o);
+    const RopeScaling scaling = model_rope_scaling(o);
+    if (scaling == ROPE_NONE) { return; }
+    if (isnan(o->rope_factor)) {
+        fatal("--rope_scaling %s needs --rope_factor, how many times the original length is read", o->rope_scaling);
+    }
+    if ((scaling == ROPE_YARN || scaling == ROPE_LLAMA3) && o->rope_original_length == 0) {
+        fatal("--rope_scaling %s needs --rope_original_length, the sequence length that wavelengths are compared with",
+              o->rope_scaling);
+    }
+    if (!(o->rope_beta_fast > o->rope_beta_slow)) {
+        fatal("--rope_beta_fast %g is not above --rope_beta_slow %g", o->rope_beta_fast, o->rope_beta_slow);
+    }
+    if (!(o->rope_high_freq_factor > o->rope_low_freq_factor)) {
+        fatal("--rope_high_freq_factor %g is not above --rope_low_freq_factor %g", o->rope_high_freq_factor,
+              o->rope_low_freq_factor);
+    }
+}
+
+// Refuses positions that cannot be computed.
+static inline void model_check_positions(const ModelConfig* c) {
+    const ModelOptions* o = &c->options;
+    model_check_rope_scaling(o);
+    const size_t least = model_rope_scaling(o) == ROPE_NTK ? 4 : 2, width = rope_width(o->rotary_fraction, c->HS);
+    if (width < least) {
+        fatal("--rotary_fraction %g of heads of %zu channels turns %zu, expected at least %zu; raise it",
+              o->rotary_fraction, c->HS, width, least);
+    }
+    if (model_learns_positions(c) && o->learned_length == 0) {
+        fatal(
+            "model_args.max_position_embeddings is missing, the rows of the learned table; the run folder is damaged");
+    }
 }
 
 // How far queries of a layer see, and what scales their logits beside Scalable-Softmax, from --log_scale "N0,ALPHA".
@@ -119,6 +199,7 @@ static inline void model_config_check(ModelConfig* c) {
     model_check_attention(c);
     c->Vp = round_up(c->V, 128);
     model_check_layers(c);
+    model_check_positions(c);
 }
 
 // Keys that queries at positions position .. position + n - 1 of one document see together in a layer.

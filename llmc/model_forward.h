@@ -42,7 +42,26 @@ static inline void model_refresh_tables(Model* model) {
                            learned ? model->master + model_prior_offset(model, layer) : NULL, c->NH,
                            model->plan.max_length);
     }
+    if (model_learns_positions(c) && model->position_table) {
+        learned_table(model->position_table, model_params(model, 0).position_embeddings, c->learned_interpolated,
+                      model->positions, c->options.learned_length, c->C);
+    }
     model->tables_stale = false, model->tables_filled = true;
+}
+
+// Call before a sequence of another length is read through a cache, which must be empty: interpolated positions depend
+// on it.
+static inline void model_read_length(Model* model, size_t length) {
+    assert(length <= model->plan.max_length);
+    model->tables_stale |= model->config.learned_interpolated && model->positions != length;
+    model->positions = length;
+}
+
+// What is added to the embedding at each position; NULL where that is nothing.
+static inline const float* model_added_positions(const Model* model) {
+    const ModelConfig* c = &model->config;
+    if (!model_adds_positions(c)) { return NULL; }
+    return model->position_table ? model->position_table : model_params(model, 0).position_embeddings;
 }
 
 // What attention reads in this layer: from the layer's own rows, or keys and values from the cache.
@@ -178,9 +197,9 @@ static inline void forward_pass(Model* model, const int* tokens, const Pass* pas
     Params p = model_params(model, 0);
     copy_to_device(a.tokens, tokens, N * sizeof(int));
     forward_rows(model, pass);
-    const bool add = model_has_mechanism(&model->config, POSENC_ADD);
-    embedding_forward(a.residual, a.tokens, p.tok_embeddings, add ? model->position_table + pass->position * C : NULL,
-                      pass->B, pass->T, C);
+    const float* added = model_added_positions(model);
+    embedding_forward(a.residual, a.tokens, p.tok_embeddings, added ? added + pass->position * C : NULL, pass->B,
+                      pass->T, C);
     rmsnorm_forward(a.attention_norm, a.attention_rstd, a.residual, p.attention_norm, N, C);
     for (size_t layer = 0; layer < L; layer++) {
         forward_block(model, layer, pass);
@@ -341,6 +360,9 @@ static inline void model_backward(Model* model, const int* targets, float scale,
         segment_ready(model, SEGMENT_LAYERS + 2 * layer);
         segment_ready(model, SEGMENT_LAYERS + 2 * layer + 1);
     }
+    if (model_learns_positions(&model->config)) {
+        learned_backward(g.position_embeddings, a.d_residual, pass.B, pass.T, C);
+    }
     segment_ready(model, SEGMENT_VECTORS);
     embedding_backward(g.tok_embeddings, a.d_residual, a.tokens, model->workspace, N, C, V);
     segment_ready(model, SEGMENT_EMBEDDING);
@@ -412,7 +434,7 @@ static inline void model_update(Model* model, const UpdateSettings* settings) {
             first = last + 1;
         }
     }
-    model->tables_stale |= model_learns(&model->config);
+    model->tables_stale |= model_learns(&model->config) || model_learns_positions(&model->config);
 }
 
 // Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,

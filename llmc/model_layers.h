@@ -91,7 +91,12 @@ static inline bool model_has_mechanism(const ModelConfig* c, PosencMechanism mec
     return found;
 }
 
-// Does any layer's encoding learn?
+// Are positions, computed or learned, added to the embedding?
+static inline bool model_adds_positions(const ModelConfig* c) {
+    return model_has_mechanism(c, POSENC_ADD) || model_has_mechanism(c, POSENC_LEARN);
+}
+
+// Does any layer's encoding learn a bias?
 static inline bool model_learns(const ModelConfig* c) {
     bool found = false;
     for (size_t l = 0; l < c->L; l++) { found |= posenc_params(c->layers[l].encoding) > 0; }
@@ -185,13 +190,14 @@ static inline char* model_encoding_name(const ModelConfig* c) {
 
 // Refuses what layers cannot differ in.
 static inline void model_check_layers(const ModelConfig* c) {
-    const bool differ = model_encoding_period(c) > 1;
+    if (model_encoding_period(c) == 1) { return; }
     for (size_t l = 0; l < c->L; l++) {
-        if (differ && model_layer_info(c, l)->mechanism == POSENC_ADD) {
+        const PosencInfo* info = model_layer_info(c, l);
+        if (info->mechanism == POSENC_ADD || info->mechanism == POSENC_LEARN) {
             fatal(
                 "--layer_encodings: %s is added to the embedding, which all layers read; give --position_encoding %s, "
                 "or layers without it",
-                model_layer_info(c, l)->name, model_layer_info(c, l)->name);
+                info->name, info->name);
         }
     }
 }

@@ -46,9 +46,6 @@ static inline Option option_published(const char* published, Option row) {
     return option_alias(own, row);
 }
 
-// The flags that say more of the model, as rows that follow others.
-#define MODEL_OPTION_ROW(type, flag, ...) , model_option_row(MODEL_OPTION_##flag, &a->model)
-
 // The flags of each tensor that an encoding learns, as rows that follow others.
 #define INITIAL_VALUE_OPTION(kind, name, rows, heads, by_default, initial, words, most, published, what)               \
     , option_published(published, option_row(OPTION_CHOICE, #name "_init", &a->posenc.init[POSENC_##name], initial, 0, \
@@ -162,6 +159,16 @@ static inline void train_check_layers(const char* flag, const OptionList* list, 
     }
 }
 
+// A learned table has a row for every position of the training, or for more.
+static inline void train_choose_learned_length(ModelConfig* c, size_t sequence_length) {
+    size_t* rows = &c->options.learned_length;
+    *rows = *rows == 0 && model_learns_positions(c) ? sequence_length : *rows;
+    if (model_learns_positions(c) && *rows < sequence_length) {
+        fatal("--learned_length %zu is less than --sequence_length %zu; every position needs a row", *rows,
+              sequence_length);
+    }
+}
+
 // What the arguments say of the layers: how many, and the encoding and window of each.
 static inline void train_model_layers(ModelConfig* c, const TrainArgs* a) {
     const ModelSize* size = model_size_find(a->model_size);
@@ -194,6 +201,7 @@ static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_si
     c.NKV = a->n_kv_heads ? a->n_kv_heads : c.NH;
     c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
     c.options = a->model, c.posenc = a->posenc;
+    train_choose_learned_length(&c, a->sequence_length);
     train_check_initial(a);
     model_config_check(&c);
     return c;

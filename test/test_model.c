@@ -378,9 +378,9 @@ static void test_cache_equals_full_forward(void** state) {
 }
 
 // A document gives the same logits alone as behind another one, except where the encoding adds the position in
-// the sequence (sinusoidal).
+// the sequence (sinusoidal, learned).
 static void check_packed(const Case* c) {
-    if (model_has_mechanism(&c->config, POSENC_ADD)) { return; }
+    if (model_adds_positions(&c->config)) { return; }
     size_t V = c->config.V, T = c->T, start = 0;
     for (size_t t = T - 1; t > 0 && start == 0; t--) { start = c->tokens[t] == c->config.bos ? t : 0; }
     if (start == 0) { return; }

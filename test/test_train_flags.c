@@ -71,6 +71,7 @@ static const struct {
     {STEP " --softcap nan", "--softcap: found 'nan'"},
     {STEP " --final_softcap 0", "--final_softcap: found '0', expected a number from 1e-06"},
     {STEP " --softcap_approx", "--softcap_approx without --softcap|give --softcap C too"},
+    {STEP " --window 9 --attention cudnn", "--attention cudnn has no --window 9|--attention own"},
     {STEP " --window 0", "--window: found '0', expected a whole number from 1"},
     {STEP " --log_scale 1024", "--log_scale 1024: expected N0,ALPHA"},
     {STEP " --log_scale 1024,", "--log_scale 1024,: expected N0,ALPHA"},
