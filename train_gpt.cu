@@ -84,7 +84,8 @@ static void choose_attention(Trainer* t) {
     train_model_layers(&layers, a);
     model_check_layers(&layers);
     if (model_has_window(&layers) && strcmp(a->attention, "cudnn") == 0) {
-        fatal("--attention cudnn has no --window and no --layer_windows; use --attention own");
+        if (a->layer_windows.count > 0) { fatal("--attention cudnn has no --layer_windows; use --attention own"); }
+        fatal("--attention cudnn has no --window %zu; use --attention own", a->model.window);
     }
     attention_choose(a->attention, model_terms(&layers));
     t->encoding = model_encoding_name(&layers);

@@ -598,7 +598,8 @@ static inline void options_print_help(const Options* o, FILE* f) {
             fprintf(f, "\n%s\n", r->help);
             continue;
         }
-        size_t column = (size_t)fprintf(f, "  --%s%s", r->name, kinds[r->type]);
+        const char* kind = r->type == OPTION_STRINGS && r->choices ? " WORD,..." : kinds[r->type];
+        size_t column = (size_t)fprintf(f, "  --%s%s", r->name, kind);
         if (column + 2 > OPTION_HELP_COLUMN) {
             fputc('\n', f);
             column = 0;
