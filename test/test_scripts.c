@@ -353,6 +353,17 @@ static void test_plot(void** state) {
     expect_status(0, "scripts/plot.sh $S/plot/l2/alibi/version_00 --only passkey --measure greedy");
     assert_true(file_size("plot/l2/alibi/version_00/passkey_greedy.png") > 5000);
 
+    // layers that differ: a panel for each layer that has a prior
+    expect_status(0, "./train_gpt" MODEL
+                     " --model_size l2 --n_layers 3 --layer_encodings bam_ssmax,nope,alibi_learned "
+                     "--num_iterations 4 --log_dir $S/plot");
+    expect_status(0,
+                  "scripts/plot.sh $S/plot/l2/bam_ssmax+nope+alibi_learned/version_00 --out $S/layers --only priors");
+    expect_pictures("layers", "priors");
+    expect_status(0, "cat $S/layers/priors.svg");
+    expect_words("bam_ssmax+nope+alibi_learned|>layer 1<|>layer 3<");
+    assert_null(strstr(output, ">layer 2<"));
+
     expect_status(1, "scripts/plot.sh $S/plot/l2/alibi/version_00 --only perplexities --out $S/none");
     expect_words("error: --only perplexities");
     expect_status(1, "scripts/plot.sh $S/plot --out $S/none");
