@@ -75,6 +75,24 @@ CASES = {
     "table": dict(encoding="table", **SMALL),
     "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
     "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "rotary_partial": dict(encoding="rotary", rotary_fraction=0.5, dim=48, n_heads=3, n_kv_heads=1, **SMALL),
+    "rotary_linear": dict(encoding="rotary", rope_scaling="linear", rope_factor=4.0, **SMALL),
+    "rotary_ntk": dict(
+        encoding="rotary", rotary_fraction=0.75, rope_scaling="ntk", rope_factor=4.0, dim=32, rope_theta=100.0, **SMALL
+    ),
+    "rotary_ssmax_yarn": dict(
+        encoding="rotary_ssmax", rope_scaling="yarn", rope_factor=4.0, rope_original_length=64, rope_beta_fast=4.0,
+        rope_theta=100.0, dim=32, n_kv_heads=1, **SMALL
+    ),
+    "rotary_yarn_partial": dict(
+        encoding="rotary", rotary_fraction=0.75, rope_scaling="yarn", rope_factor=8.0, rope_original_length=32,
+        rope_beta_slow=0.5, rope_attention_factor=1.5, rope_theta=50.0, dim=48, n_heads=3, n_kv_heads=3, **SMALL
+    ),
+    "rotary_llama3": dict(
+        encoding="rotary", rope_scaling="llama3", rope_factor=8.0, rope_original_length=64, rope_theta=100.0, dim=32, **SMALL
+    ),
+    "learned": dict(encoding="learned", learned_length=30, **SMALL),
+    "learned_ssmax": dict(encoding="learned_ssmax", learned_length=24, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
     "softcap": dict(encoding="bam_ssmax", softcap=1.5, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
     "softcap_outside": dict(encoding="bam_ssmax", ssmax_prior="outside", softcap=50.0, **SMALL),
     "sinks": dict(encoding="bam", sinks=1, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
@@ -192,6 +210,8 @@ def make_parameters(case, rng, name):
         params |= {prefix + key: value for key, value in make_prior(case, rng, n, name).items()}
     params["norm.weight"] = rng.uniform(0.7, 1.3, dim)
     linear("output.weight", case["vocab_size"], dim)
+    if case["kind"] == "learned":
+        params["position_embeddings.weight"] = rng.standard_normal((case["learned_length"], dim))
     return {key: value.astype(np.float32) for key, value in params.items()}
 
 
@@ -229,12 +249,51 @@ def sinusoidal_embedding(case):
     return np.where(channel % 2 == 0, np.sin(phase), np.cos(phase))
 
 
-def rotate(x, theta):
-    """x[B,H,T,HS] (Su et al. 2021): pair m is the complex number (2m, 2m+1), turned by pos * theta^(-2m/HS)."""
-    head_size = x.shape[-1]
-    angle = np.arange(x.shape[2])[:, None] * theta ** (-np.arange(0, head_size, 2) / head_size)
-    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
-    return jnp.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+def rotated_width(case):
+    """Channels of a head that turn."""
+    return 2 * math.floor(case.get("rotary_fraction", 1.0) * case["head_size"] / 2 + 0.5)
+
+
+def yarn_range(case, dim):
+    """Between which pairs YaRN goes over from turning as before to turning slower, from its published code."""
+    turns = lambda n: dim * math.log(case["rope_original_length"] / (n * 2 * math.pi)) / (2 * math.log(case["rope_theta"]))
+    low, high = math.floor(turns(case.get("rope_beta_fast", 32))), math.ceil(turns(case.get("rope_beta_slow", 1)))
+    low, high = max(low, 0), min(high, dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def rope_frequencies(case):
+    """(radians per position of each pair, factor of q and k), vectorised as Hugging Face's modeling_rope_utils.py."""
+    base, dim, kind = case["rope_theta"], rotated_width(case), case.get("rope_scaling", "none")
+    factor, length = case.get("rope_factor"), case.get("rope_original_length")
+    if kind == "ntk":  # bloc97 2023
+        base = base * factor ** (dim / (dim - 2))
+    inverse = 1.0 / base ** (np.arange(0, dim, 2) / dim)
+    if kind == "linear":  # Chen et al. 2023
+        return inverse / factor, 1.0
+    if kind == "yarn":  # Peng et al. 2023
+        low, high = yarn_range(case, dim)
+        extrapolated = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+        inverse = inverse / factor * (1 - extrapolated) + inverse * extrapolated
+        return inverse, case.get("rope_attention_factor", 0.1 * math.log(factor) + 1.0)
+    if kind == "llama3":
+        low, high = case.get("rope_low_freq_factor", 1), case.get("rope_high_freq_factor", 4)
+        wavelength = 2 * np.pi / inverse
+        smooth = (length / wavelength - low) / (high - low)
+        smoothed = (1 - smooth) * inverse / factor + smooth * inverse
+        scaled = np.where(wavelength > length / low, inverse / factor, inverse)
+        return np.where((wavelength >= length / high) & (wavelength <= length / low), smoothed, scaled), 1.0
+    return inverse, 1.0
+
+
+def rotate(x, case):
+    """x[B,H,T,HS] (Su et al. 2021): pair m is the complex number (2m, 2m+1), turned by pos * theta^(-2m/width)."""
+    frequency, factor = rope_frequencies(case)
+    width = 2 * len(frequency)
+    angle = np.arange(x.shape[2])[:, None] * frequency
+    turned = (x[..., 0:width:2] + 1j * x[..., 1:width:2]) * np.exp(1j * angle) * factor
+    pairs = jnp.stack([turned.real, turned.imag], axis=-1).reshape(*x.shape[:-1], width)
+    return jnp.concatenate([pairs, x[..., width:]], axis=-1)
 
 
 def sandwich(case):
@@ -334,7 +393,7 @@ def attention(case, params, n, x, start):
     if case.get("qk_norm"):  # Henry et al. 2020
         q, k = (rmsnorm(y, params[f"layers.{n}.attention.{name}_norm.weight"], case["norm_eps"]) for y, name in ((q, "q"), (k, "k")))
     if case["kind"] == "rotary":
-        q, k = rotate(q, case["rope_theta"]), rotate(k, case["rope_theta"])
+        q, k = rotate(q, case), rotate(k, case)
     group = [h * case["n_kv_heads"] // case["n_heads"] for h in range(case["n_heads"])]
     k, v = k[:, group], v[:, group]
 
@@ -364,6 +423,8 @@ def forward(case, params, tokens, attend=attention):
     x = params["tok_embeddings.weight"][tokens]
     if case["kind"] == "sinusoidal":
         x = x + sinusoidal_embedding(case)
+    if case["kind"] == "learned":  # Radford et al. 2019
+        x = x + params["position_embeddings.weight"][: tokens.shape[1]]
     for n in range(case["n_layers"]):
         layer = f"layers.{n}."
         w1, w2, w3 = (params[f"{layer}feed_forward.{w}.weight"] for w in ("w1", "w2", "w3"))
@@ -508,12 +569,35 @@ def naive_attention(case, params, n, x, start):
         alpha, beta, mu = (params[prior + "theta_" + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
         return -math.exp(alpha + beta * math.log(abs(-d - 2 * math.sinh(mu)) + 1e-5))
 
+    def speed(m):
+        """Radians per position of pair m, by how often it turns in the original length."""
+        width, kind, original = rotated_width(case), case.get("rope_scaling", "none"), case.get("rope_original_length")
+        full = lambda pair: case["rope_theta"] ** (-2 * pair / width)
+        often = lambda pair: original * full(pair) / (2 * math.pi)
+        if kind == "none":
+            return full(m)
+        slow = full(m) / case["rope_factor"]
+        if kind == "ntk":  # the first pair as before, the last one slowed down, geometric in between
+            return full(m) * case["rope_factor"] ** (-m / (width / 2 - 1))
+        if kind == "linear":
+            return slow
+        if kind == "yarn":
+            fast, late = case.get("rope_beta_fast", 32), case.get("rope_beta_slow", 1)
+            first = max((pair for pair in range(width) if often(pair) >= fast), default=0)
+            last = min((pair for pair in range(width) if often(pair) <= late), default=width - 1)
+            share = min(max((m - first) / (last - first), 0), 1)
+            return full(m) + share * (slow - full(m))
+        share = min(max((often(m) - 1) / (4 - 1), 0), 1)
+        return slow + share * (full(m) - slow)
+
     def turn(vector, position):
-        result = vector.copy()
-        for m in range(0, size if case["kind"] == "rotary" else 0, 2):
-            angle = position / case["rope_theta"] ** (m / size)
-            result[m] = vector[m] * math.cos(angle) - vector[m + 1] * math.sin(angle)
-            result[m + 1] = vector[m] * math.sin(angle) + vector[m + 1] * math.cos(angle)
+        result, factor = vector.copy(), 1.0
+        if case.get("rope_scaling") == "yarn":
+            factor = case.get("rope_attention_factor", math.log(case["rope_factor"]) / 10 + 1)
+        for m in range(rotated_width(case) // 2 if case["kind"] == "rotary" else 0):
+            angle, (x, y) = position * speed(m), factor * vector[2 * m : 2 * m + 2]
+            result[2 * m] = x * math.cos(angle) - y * math.sin(angle)
+            result[2 * m + 1] = x * math.sin(angle) + y * math.cos(angle)
         return result
 
     for b, i, h in np.ndindex(x.shape[0], x.shape[1], heads):

@@ -28,11 +28,15 @@ typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
 Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
 one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
+Learned positions begin like the token embeddings that they are added to, neither louder nor softer (GPT-2 has 0.02 for
+both), and decay like them, as in GPT-2's reimplementations; they are read in fp32, as computed positions are.
 */
 #define PARAM_LIST(X)                                                                                              \
     X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
     X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                 \
     X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                        \
+    X(float, position_embeddings, "position_embeddings.weight", SCOPE_MODEL, PE, C, SHAPE_MATRIX, INIT_NORMAL,     \
+      GROUP_MATRIX)                                                                                                \
     X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                      \
     X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
     X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
@@ -50,12 +54,14 @@ one matrix for one product. A prior is the tensors of the encoding one after ano
     X(float, sink, "attention.sink", SCOPE_LAYER, SK, NH, SHAPE_HEADS, INIT_ZEROS, GROUP_VECTOR)                   \
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
-// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has.
+// The short names that the lists use. PE: rows of learned positions. PG, PL: numbers that the prior of the model or of
+// each layer has.
 #define MODEL_DIMENSIONS(c)                                                                                         \
     __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,            \
                                          NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
                                          P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
                                          PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0,               \
+                                         PE = model_learns_positions(c) ? (c)->options.learned_length : 0,          \
                                          SK = (c)->options.sinks ? 1 : 0, QN = (c)->options.qk_norm ? 1 : 0,        \
                                          GA = (c)->options.gated_attention ? 1 : 0
 
@@ -191,10 +197,12 @@ typedef struct Model {
 
     size_t act_offset[ACT_COUNT], act_stride[ACT_COUNT], act_bytes;  // bytes; of layer 0, between layers, in all
     char* activations;
-    float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none
+    float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none, or when what
+                            // it learned has a row for every position
+    size_t positions;       // of the sequence that is read, for learned positions that are interpolated
     float* ones;            // [NH], the scale of rows where none is learned
     float* bias_tables;     // [one or L][NH][max_length]; NULL without a relative bias
-    bool tables_stale;      // the prior has changed since the tables were filled
+    bool tables_stale;      // what is learned has changed since the tables were filled
     void* workspace;
 
     size_t B, T;       // of the last forward pass
@@ -383,8 +391,12 @@ static inline size_t model_bias_table_count(const ModelConfig* c) {
 }
 
 static inline size_t model_position_table_size(const ModelConfig* c, size_t length) {
-    PosencMechanism mechanism = posenc_info(c->encoding)->mechanism;
-    return mechanism == POSENC_ADD ? length * c->C : mechanism == POSENC_ROTATE ? length * c->HS : 0;
+    switch (posenc_info(c->encoding)->mechanism) {
+        case POSENC_ADD: return length * c->C;
+        case POSENC_LEARN: return length > c->options.learned_length ? length * c->C : 0;
+        case POSENC_ROTATE: return length * c->HS;
+        default: return 0;
+    }
 }
 
 static inline size_t model_workspace_bytes(const Model* model) {
@@ -459,8 +471,9 @@ static inline void model_fill_position_table(Model* model) {
     size_t length = model->plan.max_length, size = model_position_table_size(c, length);
     if (size == 0) { return; }
     model->position_table = (float*)device_malloc(size * sizeof(float));
+    if (model_learns_positions(c)) { return; }  // it is filled when the weights are there
     const PositionSettings settings = model_position_settings(c);
-    position_table(model->position_table, c->encoding, &settings, length, c->C, c->HS);
+    position_table(model->position_table, c->encoding, &settings, length, size / length);
 }
 
 // Takes the memory of a planned model. Parameters are zero until they are initialised or loaded.
@@ -478,7 +491,7 @@ static inline void model_allocate(Model* model) {
     model_fill_position_table(model);
     size_t tables = model_bias_table_count(&model->config) * model->config.NH * model->plan.max_length;
     if (tables) { model->bias_tables = (float*)device_malloc(tables * sizeof(float)); }
-    model->tables_stale = true;
+    model->tables_stale = true, model->positions = model->plan.max_length;
     float ones[MODEL_MAX_HEADS];
     for (size_t h = 0; h < model->config.NH; h++) { ones[h] = 1.0f; }
     model->ones = (float*)device_malloc(model->config.NH * sizeof(float));

@@ -15,7 +15,8 @@ typedef struct {
     bool ssmax;  // Scalable-Softmax
     ModelOptions options;
     PosencOptions posenc;
-    int bos;  // starts a document; -1: sequences are not split into documents
+    int bos;                    // starts a document; -1: sequences are not split into documents
+    bool learned_interpolated;  // how learned positions are read beyond their table, see learned_row(); of evaluations
 } ModelConfig;
 
 // The largest sizes that flags and run folders may ask for: beyond those of any model, below what sizes in bytes, as
@@ -56,10 +57,30 @@ static inline bool model_global_prior(const ModelConfig* c) {
     return c->options.global_prior && posenc_params(c->encoding) > 0;
 }
 
+// Does it have a trained table of positions?
+static inline bool model_learns_positions(const ModelConfig* c) {
+    return posenc_info(c->encoding)->mechanism == POSENC_LEARN;
+}
+
+static inline RopeScaling model_rope_scaling(const ModelOptions* o) {
+    static const char* const words[] = {"none", "linear", "ntk", "yarn", "llama3"};
+    size_t i = 0;
+    while (strcmp(words[i], o->rope_scaling) != 0) { i++; }  // options.h allows no other
+    return (RopeScaling)i;
+}
+
 // What the formulas of positions and of biases are given.
 static inline PositionSettings model_position_settings(const ModelConfig* c) {
     const ModelOptions* o = &c->options;
-    PositionSettings s = {o->rope_theta, o->sinusoidal_theta, strcmp(o->sinusoidal_freqs, "vaswani") == 0};
+    RopeSettings rope;
+    rope.theta = o->rope_theta, rope.width = rope_width(o->rotary_fraction, c->HS);
+    rope.scaling = model_rope_scaling(o), rope.factor = o->rope_factor;
+    rope.original_length = (double)o->rope_original_length;
+    rope.beta_fast = o->rope_beta_fast, rope.beta_slow = o->rope_beta_slow;
+    rope.attention_factor =
+        isnan(o->rope_attention_factor) ? rope_yarn_attention_factor(rope.factor) : o->rope_attention_factor;
+    rope.low_freq_factor = o->rope_low_freq_factor, rope.high_freq_factor = o->rope_high_freq_factor;
+    PositionSettings s = {o->sinusoidal_theta, strcmp(o->sinusoidal_freqs, "vaswani") == 0, rope_rotation(&rope)};
     return s;
 }
 
@@ -107,6 +128,67 @@ static inline void model_check_attention(const ModelConfig* c) {
     }
 }
 
+// Refuses a flag of scaled rotations that the chosen one does not read.
+static inline void model_check_rope_flags(const ModelOptions* o) {
+    const RopeScaling scaling = model_rope_scaling(o);
+    const bool yarn = scaling == ROPE_YARN, llama3 = scaling == ROPE_LLAMA3;
+    const struct {
+        const char* flag;
+        bool given, read;
+        const char* readers;
+    } flags[] = {
+        {"rope_factor", !isnan(o->rope_factor), scaling != ROPE_NONE, "linear, ntk, yarn or llama3"},
+        {"rope_original_length", o->rope_original_length > 0, yarn || llama3, "yarn or llama3"},
+        {"rope_beta_fast", o->rope_beta_fast != 32, yarn, "yarn"},
+        {"rope_beta_slow", o->rope_beta_slow != 1, yarn, "yarn"},
+        {"rope_attention_factor", !isnan(o->rope_attention_factor), yarn, "yarn"},
+        {"rope_low_freq_factor", o->rope_low_freq_factor != 1, llama3, "llama3"},
+        {"rope_high_freq_factor", o->rope_high_freq_factor != 4, llama3, "llama3"},
+    };
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        if (flags[i].given && !flags[i].read) {
+            fatal("--%s needs --rope_scaling %s, found --rope_scaling %s", flags[i].flag, flags[i].readers,
+                  o->rope_scaling);
+        }
+    }
+}
+
+// Refuses a scaled rotation that lacks a number, or whose numbers contradict each other.
+static inline void model_check_rope_scaling(const ModelOptions* o) {
+    model_check_rope_flags(o);
+    const RopeScaling scaling = model_rope_scaling(o);
+    if (scaling == ROPE_NONE) { return; }
+    if (isnan(o->rope_factor)) {
+        fatal("--rope_scaling %s needs --rope_factor, how many times the original length is read", o->rope_scaling);
+    }
+    if ((scaling == ROPE_YARN || scaling == ROPE_LLAMA3) && o->rope_original_length == 0) {
+        fatal("--rope_scaling %s needs --rope_original_length, the sequence length that wavelengths are compared with",
+              o->rope_scaling);
+    }
+    if (!(o->rope_beta_fast > o->rope_beta_slow)) {
+        fatal("--rope_beta_fast %g is not above --rope_beta_slow %g", o->rope_beta_fast, o->rope_beta_slow);
+    }
+    if (!(o->rope_high_freq_factor > o->rope_low_freq_factor)) {
+        fatal("--rope_high_freq_factor %g is not above --rope_low_freq_factor %g", o->rope_high_freq_factor,
+              o->rope_low_freq_factor);
+    }
+}
+
+// Refuses positions that cannot be computed.
+static inline void model_check_positions(const ModelConfig* c) {
+    const ModelOptions* o = &c->options;
+    model_check_rope_scaling(o);
+    const size_t least = model_rope_scaling(o) == ROPE_NTK ? 4 : 2, width = rope_width(o->rotary_fraction, c->HS);
+    if (width < least) {
+        fatal("--rotary_fraction %g of heads of %zu channels turns %zu, expected at least %zu; raise it",
+              o->rotary_fraction, c->HS, width, least);
+    }
+    if (model_learns_positions(c) && o->learned_length == 0) {
+        fatal(
+            "model_args.max_position_embeddings is missing, the rows of the learned table; the run folder is damaged");
+    }
+}
+
 // Completes derived fields and refuses what the operators cannot do, naming the flag.
 static inline void model_config_check(ModelConfig* c) {
     if (c->NH == 0 || c->C % c->NH != 0) {
@@ -126,6 +208,7 @@ static inline void model_config_check(ModelConfig* c) {
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
     model_check_attention(c);
     c->Vp = round_up(c->V, 128);
+    model_check_positions(c);
 }
 
 // Keys that queries at positions position .. position + n - 1 of one document see together.

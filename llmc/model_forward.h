@@ -29,7 +29,29 @@ static inline void model_refresh_tables(Model* model) {
         bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, model_posenc_settings(c),
                            model_prior(model, i), c->NH, length);
     }
+    if (model_learns_positions(c) && model->position_table) {
+        learned_table(model->position_table, model_params(model, 0).position_embeddings, c->learned_interpolated,
+                      model->positions, c->options.learned_length, c->C);
+    }
     model->tables_stale = false;
+}
+
+// Call before a sequence of another length is read through a cache, which must be empty: interpolated positions depend
+// on it.
+static inline void model_read_length(Model* model, size_t length) {
+    assert(length <= model->plan.max_length);
+    model->tables_stale |= model->config.learned_interpolated && model->positions != length;
+    model->positions = length;
+}
+
+// What is added to the embedding at each position; NULL where that is nothing.
+static inline const float* model_added_positions(const Model* model) {
+    switch (posenc_info(model->config.encoding)->mechanism) {
+        case POSENC_ADD: return model->position_table;
+        case POSENC_LEARN:
+            return model->position_table ? model->position_table : model_params(model, 0).position_embeddings;
+        default: return NULL;
+    }
 }
 
 static inline const float* model_bias_table(const Model* model, size_t layer) {
@@ -155,9 +177,9 @@ static inline void forward_pass(Model* model, const int* tokens, const Pass* pas
     document_starts(a.start, a.log_count, a.tokens, model->config.bos, pass->position,
                     pass->cache ? pass->cache->document_start : 0, pass->B, pass->T);
     if (rule.window || rule.from > 0) { limit_rows(a.start, a.log_count, rule, pass->position, pass->B, pass->T); }
-    bool add = posenc_info(model->config.encoding)->mechanism == POSENC_ADD;
-    embedding_forward(a.residual, a.tokens, p.tok_embeddings, add ? model->position_table + pass->position * C : NULL,
-                      pass->B, pass->T, C);
+    const float* added = model_added_positions(model);
+    embedding_forward(a.residual, a.tokens, p.tok_embeddings, added ? added + pass->position * C : NULL, pass->B,
+                      pass->T, C);
     rmsnorm_forward(a.attention_norm, a.attention_rstd, a.residual, p.attention_norm, N, C);
     for (size_t layer = 0; layer < L; layer++) {
         forward_block(model, layer, pass);
@@ -317,6 +339,9 @@ static inline void model_backward(Model* model, const int* targets, float scale,
         segment_ready(model, SEGMENT_LAYERS + 2 * layer);
         segment_ready(model, SEGMENT_LAYERS + 2 * layer + 1);
     }
+    if (model_learns_positions(&model->config)) {
+        learned_backward(g.position_embeddings, a.d_residual, pass.B, pass.T, C);
+    }
     segment_ready(model, SEGMENT_VECTORS);
     embedding_backward(g.tok_embeddings, a.d_residual, a.tokens, model->workspace, N, C, V);
     segment_ready(model, SEGMENT_EMBEDDING);
@@ -388,7 +413,7 @@ static inline void model_update(Model* model, const UpdateSettings* settings) {
             first = last + 1;
         }
     }
-    model->tables_stale |= posenc_params(model->config.encoding) > 0;
+    model->tables_stale |= posenc_params(model->config.encoding) > 0 || model_learns_positions(&model->config);
 }
 
 // Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,

@@ -12,6 +12,7 @@ To add a flag: one row here, and the code that reads `config->options.NAME`.
 
 #define MODEL_MIN_THETA 1.000001
 #define MODEL_MAX_THETA 1e12
+enum { MODEL_MAX_POSITIONS = 1 << 24 };
 
 // How a field of model_args is kept.
 enum {
@@ -28,6 +29,25 @@ words), STRING. It applies where the expression is true, `is` the encoding (Pose
 anything, `ssmax` whether it has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps
 over encodings want.
 */
+#define MODEL_OPTIONS_OF_ROPE_SCALING(X)                                                                               \
+    X(CHOICE, rope_scaling, rope_type, 0, is->mechanism == POSENC_ROTATE, "none", 0, 0, "none linear ntk yarn llama3", \
+      "slows the rotation down, to read beyond the original length")                                                   \
+    X(DOUBLE, rope_factor, rope_factor, 0, is->mechanism == POSENC_ROTATE, NULL, 1, 1e6, NULL,                         \
+      "of --rope_scaling: how many times the original length")                                                         \
+    X(SIZE, rope_original_length, original_max_position_embeddings, 0, is->mechanism == POSENC_ROTATE, "0", 0,         \
+      MODEL_MAX_POSITIONS, NULL,                                                                                       \
+      "of yarn and llama3: tokens of a sequence in the training before; evaluate: in that of the run")                 \
+    X(DOUBLE, rope_beta_fast, beta_fast, 0, is->mechanism == POSENC_ROTATE, "32", 1e-6, 1e9, NULL,                     \
+      "of yarn: channels that turn more often in the original length are left alone")                                  \
+    X(DOUBLE, rope_beta_slow, beta_slow, 0, is->mechanism == POSENC_ROTATE, "1", 1e-6, 1e9, NULL,                      \
+      "of yarn: those that turn less often are slowed down by the factor")                                             \
+    X(DOUBLE, rope_attention_factor, attention_factor, 0, is->mechanism == POSENC_ROTATE, NULL, 0.01, 100, NULL,       \
+      "of yarn: multiplies rotated queries and keys, instead of 0.1 ln(factor) + 1")                                   \
+    X(DOUBLE, rope_low_freq_factor, low_freq_factor, 0, is->mechanism == POSENC_ROTATE, "1", 1e-6, 1e9, NULL,          \
+      "of llama3: channels that turn less often in the original length are slowed down by the factor")                 \
+    X(DOUBLE, rope_high_freq_factor, high_freq_factor, 0, is->mechanism == POSENC_ROTATE, "4", 1e-6, 1e9, NULL,        \
+      "of llama3: those that turn more often are left alone")
+
 #define MODEL_OPTIONS_OF_ENCODINGS(X)                                                                                  \
     X(CHOICE, sinusoidal_freqs, sinusoidal_freqs, 0, is->mechanism == POSENC_ADD, "bam", 0, 0, "bam vaswani",          \
       "exponents of the sinusoids")                                                                                    \
@@ -35,6 +55,11 @@ over encodings want.
       MODEL_MAX_THETA, NULL, "base of the sinusoids' wavelengths")                                                     \
     X(DOUBLE, rope_theta, rope_theta, MODEL_ALWAYS, is->mechanism == POSENC_ROTATE, "500000", MODEL_MIN_THETA,         \
       MODEL_MAX_THETA, NULL, "base of the rotation's wavelengths")                                                     \
+    X(DOUBLE, rotary_fraction, partial_rotary_factor, 0, is->mechanism == POSENC_ROTATE, "1", 0, 1, NULL,              \
+      "share of a head's channels that rotary turns: the first ones, an even number")                                  \
+    MODEL_OPTIONS_OF_ROPE_SCALING(X)                                                                                   \
+    X(SIZE, learned_length, max_position_embeddings, MODEL_ALWAYS, is->mechanism == POSENC_LEARN, "0", 0,              \
+      MODEL_MAX_POSITIONS, NULL, "positions that learned has a row for; 0: --sequence_length")                         \
     X(CHOICE, alibi_slopes, alibi_slopes, 0, (is->terms & TERM_SLOPES) != 0, "published", 0, 0, "published geometric", \
       "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)")                     \
     X(SIZE, sandwich_dim, sandwich_dim, MODEL_ALWAYS, is == posenc_info(POS_SANDWICH), "128", 2, SANDWICH_MAX_DIM,     \
@@ -120,6 +145,9 @@ static inline Option model_option_row(int i, ModelOptions* o) {
     const ModelOption* m = model_option(i);
     return option_row(m->type, m->flag, (char*)o + m->offset, m->by_default, m->least, m->most, m->words, m->what);
 }
+
+// The rows of a part of the list, as rows of an option table that follow others; its values go to a->model.
+#define MODEL_OPTION_ROW(type, flag, ...) , model_option_row(MODEL_OPTION_##flag, &a->model)
 
 // What the flags say that nobody gave.
 static inline ModelOptions model_default_options(void) {

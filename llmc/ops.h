@@ -120,14 +120,17 @@ void gate_backward(floatX* dinp, floatX* dgate, const floatX* dout, const floatX
 // ----------------------------------------------------------------------------
 // posenc.c: loops over the formulas of posenc.h
 
-// table[T,C]: what a POSENC_ADD encoding adds to the embedding at positions 0..T-1. Overwrites.
-void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t C);
+// table[T,width]: what an encoding that adds to the embedding adds at positions 0..T-1, width = C, or cosine and sine
+// of every rotation angle there, [T,HS/2,2], width = HS. Overwrites.
+void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t width);
 
-// table[T,HS/2,2]: cosine and sine of every rotation angle at positions 0..T-1. Overwrites.
-void rotary_table(float* table, double theta, size_t T, size_t HS);
+// table[T,C]: what a sequence of T positions reads of the trained rows learned[rows,C], beyond them the last row or
+// interpolated, as learned_row() of posenc.h says. Overwrites.
+void learned_table(float* table, const float* learned, bool interpolated, size_t T, size_t rows, size_t C);
 
-// The table of an encoding that adds to the embedding (the first of the two above) or rotates (the second).
-void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t C, size_t HS);
+// dlearned[T,C] += sum over b of dout[B,T,C]: the gradient of the rows that T positions read. Accumulates, in the order
+// of b.
+void learned_backward(float* dlearned, const floatX* dout, size_t B, size_t T, size_t C);
 
 // Turns each pair (2m, 2m+1) of every query and key head of qkv[B,T,(NH+2*NKV)*HS] by its angle at
 // position t, in place: (x, y) -> (x cos - y sin, x sin + y cos). Values are left alone.

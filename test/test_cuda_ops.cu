@@ -365,22 +365,66 @@ static void test_copies(void** state) {
 static void test_position_tables(void** state) {
     (void)state;
     enum { T = 129, C = 48 };
+    static const struct {
+        PosKind kind;
+        bool vaswani;
+        RopeSettings rope;
+    } rows[] = {
+        {POS_SINUSOIDAL, false, {2, 2, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4}},
+        {POS_SINUSOIDAL, true, {2, 2, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4}},
+        {POS_ROTARY, false, {500000, C, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4}},
+        {POS_ROTARY, false, {500000, 20, ROPE_YARN, 8, 64, 32, 1, 1.2, 1, 4}},
+        {POS_ROTARY, false, {500000, 34, ROPE_LLAMA3, 8, 64, 32, 1, 1, 1, 4}},
+    };
     float want[T * C];
     float* table = (float*)device_malloc(sizeof want);
     Result result;
-    for (int vaswani = 0; vaswani < 2; vaswani++) {
-        cpu::sinusoidal_table(want, 10000.0, vaswani, T, C);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const PositionSettings s = {10000.0, rows[i].vaswani, rope_rotation(&rows[i].rope)};
+        cpu::position_table(want, rows[i].kind, &s, T, C);
         for (unsigned order = 0; order < ORDERS; order++) {
-            sinusoidal_table(table, 10000.0, vaswani, T, C);
-            check_result(&result, "sinusoidal table", table, want, T * C, 0x1p-23, 0, order);
+            set_order(order);
+            position_table(table, rows[i].kind, &s, T, C);
+            check_result(&result, "position table", table, want, T * C, 0x1p-23, 0, order);
         }
     }
-    cpu::rotary_table(want, 500000.0, T, C);
-    for (unsigned order = 0; order < ORDERS; order++) {
-        rotary_table(table, 500000.0, T, C);
-        check_result(&result, "rotary table", table, want, T * C, 0x1p-23, 0, order);
-    }
     device_free(table);
+}
+
+static void check_learned(size_t B, size_t T, size_t rows, size_t C, Random* random) {
+    const size_t most = T > rows ? T : rows;
+    float *learned = random_array(rows * C, 1.0, random), *dout = rounded_array(B * T * C, 1.0, random);
+    float *gradient = random_array(most * C, 1.0, random), *table = host_copy(gradient, most * C);
+    float* want = host_copy(gradient, most * C);
+    cpu::learned_backward(want, dout, B, T, C);
+    float *d_learned = device_copy<float>(learned, rows * C), *d_table = device_copy<float>(table, most * C);
+    floatX* d_dout = device_copy<floatX>(dout, B * T * C);
+    Result gradient_result;
+    for (unsigned order = 0; order < 2 * ORDERS; order++) {
+        set_order(order / 2);
+        const bool interpolated = order % 2 == 1;
+        cpu::learned_table(table, learned, interpolated, T, rows, C);
+        learned_table(d_table, d_learned, interpolated, T, rows, C);
+        Result result;
+        check_result(&result, "learned table", d_table, table, T * C, 0x1p-23, 0, 0);
+    }
+    for (unsigned order = 0; order < ORDERS; order++) {
+        set_order(order);
+        upload(d_table, gradient, most * C);
+        learned_backward(d_table, d_dout, B, T, C);
+        check_result(&gradient_result, "learned gradient", d_table, want, most * C, 0, FP32_NOISE, order);
+    }
+    device_free(d_learned), device_free(d_table), device_free(d_dout);
+    free(learned), free(dout), free(gradient), free(table), free(want);
+}
+
+static void test_learned(void** state) {
+    (void)state;
+    Random r = random_stream(9, 0);
+    check_learned(1, 1, 1, 1, &r);
+    check_learned(3, 17, 9, 33, &r);
+    check_learned(2, 9, 20, 264, &r);
+    check_learned(4, 5, 3, 2056, &r);  // more than one block per row
 }
 
 static void check_rotary(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, Random* random) {
@@ -597,6 +641,7 @@ int main(void) {
         cmocka_unit_test(test_document_starts),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_position_tables),
+        cmocka_unit_test(test_learned),
         cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_bias_table),
         cmocka_unit_test(test_cross_entropy),

@@ -33,7 +33,9 @@ static const struct {
     {"sinusoidal", "--n_kv_heads 1"},
     {"sinusoidal_ssmax", "--sinusoidal_freqs vaswani --no_seq_scale"},
     {"rotary", "--n_kv_heads 1 --optimizer adamw --weight_decay 0.1"},
-    {"rotary_ssmax", "--min_tokens_per_step 400 --sequence_length 72 --qk_norm --window 40"},
+    {"rotary_ssmax",
+     "--min_tokens_per_step 400 --sequence_length 72 --rotary_fraction 0.25 --rope_scaling yarn --rope_factor 4 "
+     "--rope_original_length 32 --qk_norm --window 40"},
     {"alibi", "--sequence_length 100 --grad_clip 0"},
     {"alibi_ssmax", "--dim 80 --ffn_dim 104"},
     {"bam", "--theta_alpha_init sampled --theta_beta_init linear --theta_mu_trainable --prior_lr 3e-2"},
@@ -44,6 +46,7 @@ static const struct {
     {"sandwich_ssmax", "--sandwich_dim 64 --gated_attention --final_softcap 4"},
     {"t5", "--global_prior --t5_bias_init sampled --log_scale 8,0.5 --window 33"},
     {"table_ssmax", "--table_bias_init sampled --ssmax_prior outside"},
+    {"learned", "--n_kv_heads 1 --weight_decay 0.1 --learned_length 100"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
