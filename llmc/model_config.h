@@ -89,45 +89,6 @@ static inline PosencSettings model_posenc_settings(const ModelConfig* c) {
     return s;
 }
 
-// What attention is given besides q, k and v: the terms of the encoding and those of flags.
-static inline unsigned model_terms(PosKind encoding, bool ssmax, const ModelOptions* o) {
-    unsigned terms = posenc_terms(encoding, ssmax);
-    // libraries know the published slopes alone
-    if (strcmp(o->alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
-    terms |= o->log_scale ? (unsigned)TERM_SCALE : 0u;
-    return terms | (isnan(o->softcap) ? 0u : (unsigned)TERM_CAP) | (o->sinks ? (unsigned)TERM_SINK : 0u);
-}
-
-// How far queries see, and what scales their logits beside Scalable-Softmax, from --window and --log_scale "N0,ALPHA".
-static inline RowRule model_row_rule(const ModelOptions* o) {
-    RowRule rule = {o->window, 0, 0};
-    if (!o->log_scale) { return rule; }
-    const char* comma = strchr(o->log_scale, ',');
-    size_t length = comma ? (size_t)(comma - o->log_scale) : 0;
-    char first[32];
-    snprintf(first, sizeof first, "%.*s", (int)length, o->log_scale);
-    if (length == 0 || length >= sizeof first || !option_parse_double(first, 1, 1e12, &rule.from) ||
-        !option_parse_double(comma + 1, 0, 1e6, &rule.slope)) {
-        fatal(
-            "--log_scale %s: expected N0,ALPHA, a number of keys of at least 1 and a factor of at least 0, as 1024,0.1",
-            o->log_scale);
-    }
-    return rule;
-}
-
-// Refuses flags of attention that make no sense together.
-static inline void model_check_attention(const ModelConfig* c) {
-    const ModelOptions* o = &c->options;
-    if (o->softcap_approx && isnan(o->softcap)) {
-        fatal("--softcap_approx without --softcap, whose function it makes cheaper; give --softcap C too, or neither");
-    }
-    model_row_rule(o);
-    if (o->log_scale && c->ssmax) {
-        fatal("--log_scale %s with Scalable-Softmax, which scales by the number of keys itself; leave one of them out",
-              o->log_scale);
-    }
-}
-
 // Refuses a flag of scaled rotations that the chosen one does not read.
 static inline void model_check_rope_flags(const ModelOptions* o) {
     const RopeScaling scaling = model_rope_scaling(o);
@@ -186,6 +147,45 @@ static inline void model_check_positions(const ModelConfig* c) {
     if (model_learns_positions(c) && o->learned_length == 0) {
         fatal(
             "model_args.max_position_embeddings is missing, the rows of the learned table; the run folder is damaged");
+    }
+}
+
+// What attention is given besides q, k and v: the terms of the encoding and those of flags.
+static inline unsigned model_terms(PosKind encoding, bool ssmax, const ModelOptions* o) {
+    unsigned terms = posenc_terms(encoding, ssmax);
+    // libraries know the published slopes alone
+    if (strcmp(o->alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
+    terms |= o->log_scale ? (unsigned)TERM_SCALE : 0u;
+    return terms | (isnan(o->softcap) ? 0u : (unsigned)TERM_CAP) | (o->sinks ? (unsigned)TERM_SINK : 0u);
+}
+
+// How far queries see, and what scales their logits beside Scalable-Softmax, from --window and --log_scale "N0,ALPHA".
+static inline RowRule model_row_rule(const ModelOptions* o) {
+    RowRule rule = {o->window, 0, 0};
+    if (!o->log_scale) { return rule; }
+    const char* comma = strchr(o->log_scale, ',');
+    size_t length = comma ? (size_t)(comma - o->log_scale) : 0;
+    char first[32];
+    snprintf(first, sizeof first, "%.*s", (int)length, o->log_scale);
+    if (length == 0 || length >= sizeof first || !option_parse_double(first, 1, 1e12, &rule.from) ||
+        !option_parse_double(comma + 1, 0, 1e6, &rule.slope)) {
+        fatal(
+            "--log_scale %s: expected N0,ALPHA, a number of keys of at least 1 and a factor of at least 0, as 1024,0.1",
+            o->log_scale);
+    }
+    return rule;
+}
+
+// Refuses flags of attention that make no sense together.
+static inline void model_check_attention(const ModelConfig* c) {
+    const ModelOptions* o = &c->options;
+    if (o->softcap_approx && isnan(o->softcap)) {
+        fatal("--softcap_approx without --softcap, whose function it makes cheaper; give --softcap C too, or neither");
+    }
+    model_row_rule(o);
+    if (o->log_scale && c->ssmax) {
+        fatal("--log_scale %s with Scalable-Softmax, which scales by the number of keys itself; leave one of them out",
+              o->log_scale);
     }
 }
 
