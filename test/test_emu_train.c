@@ -35,8 +35,7 @@ static const struct {
     {"rotary", "--n_kv_heads 1 --optimizer adamw --weight_decay 0.1"},
     {"rotary_ssmax",
      "--min_tokens_per_step 400 --sequence_length 72 --rotary_fraction 0.25 --rope_scaling yarn --rope_factor 4 "
-     "--rope_original_length 32"},
-    {"rotary_ssmax", "--min_tokens_per_step 400 --sequence_length 72 --qk_norm --window 40"},
+     "--rope_original_length 32 --qk_norm --window 40"},
     {"alibi", "--sequence_length 100 --grad_clip 0"},
     {"alibi_ssmax", "--dim 80 --ffn_dim 104"},
     {"bam", "--theta_alpha_init sampled --theta_beta_init linear --theta_mu_trainable --prior_lr 3e-2"},

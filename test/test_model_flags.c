@@ -98,11 +98,12 @@ static double loss_of(Model* model, const int* tokens, const int* targets) {
 static void check_tensor_gradient(Model* model, const Tensor* t, const int* tokens, const int* targets) {
     enum { SIDES = 4 };
     static const double sides[SIDES] = {-2, -1, 1, 2}, weights[SIDES] = {1, -8, 8, -1};
-    const double step = 0.01;
+    const double step = 0.005;
     float *values = model->master + t->offset, *gradient = model->grads + t->offset;
     float* start = (float*)xcalloc(t->count, sizeof(float));
     memcpy(start, values, t->count * sizeof(float));
     double length = sqrt(sum_of_squares(gradient, t->count)), slope = 0;
+    if (!(length > 1e-5)) { print_error("%s: gradient %g\n", t->name, length); }
     assert_true(length > 1e-5);
     for (size_t side = 0; side < SIDES; side++) {
         for (size_t i = 0; i < t->count; i++) {
@@ -111,10 +112,10 @@ static void check_tensor_gradient(Model* model, const Tensor* t, const int* toke
         slope += weights[side] * loss_of(model, tokens, targets) / (12 * step);
     }
     memcpy(values, start, t->count * sizeof(float));
-    if (!(fabs(slope - length) <= 2e-3 * length + 2e-5)) {
+    if (!(fabs(slope - length) <= 2e-3 * length + 5e-5)) {
         print_error("%s: slope %g, gradient %g\n", t->name, slope, length);
     }
-    assert_error_below(fabs(slope - length), 2e-3 * length + 2e-5);
+    assert_error_below(fabs(slope - length), 2e-3 * length + 5e-5);
     free(start);
 }
 
@@ -154,14 +155,16 @@ static void check_cache(ModelConfig c, const int* tokens) {
 
 static void test_random_pairs(void** state) {
     (void)state;
+    static const char* const encodings[] = {"nope", "sinusoidal", "rotary",       "alibi",
+                                            "bam",  "kerple_log", "alibi_learned"};
+    enum { ENCODINGS = sizeof encodings / sizeof *encodings };
     Random r = random_stream(1, 1);
     for (uint64_t n = 0; n < 20; n++) {
         char encoding[64];
         const char* suffix = random_below(&r, 2) ? "_ssmax" : "";
-        size_t kind = random_below(&r, POS_COUNT), first = n % FLAGS, second = random_below(&r, FLAGS);
-        if (kind == POS_TABLE || kind == POS_T5) { kind = POS_BAM; }  // numbers of distances beyond T have no gradient
+        size_t first = n % FLAGS, second = random_below(&r, FLAGS);
         if (first == LOG_SCALE || second == LOG_SCALE) { suffix = ""; }
-        snprintf(encoding, sizeof encoding, "%s%s", posenc_info((PosKind)kind)->name, suffix);
+        snprintf(encoding, sizeof encoding, "%s%s", encodings[random_below(&r, ENCODINGS)], suffix);
         ModelConfig c = plain_config(encoding);
         set_flag(&c.options, first), set_flag(&c.options, second);
         int tokens[B * T], targets[B * T];
