@@ -46,11 +46,12 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         if (!a->checkpoint) { fatal("--checkpoint_args needs --checkpoint, the run to take the arguments from"); }
         char* path = checkpoint_args_path(a->checkpoint);
         cJSON* json = read_json(path);
-        bool reset_steps = a->reset_steps, init_from = a->init_from != NULL;
+        bool reset_steps = a->reset_steps, init_from = a->init_from != NULL, named = a->run_name != NULL;
         options_from_json(&t->options, cJSON_GetObjectItemCaseSensitive(json, "args"), path);
         // how that run itself began is over: going on from it begins no new phase and reads no other weights
         a->reset_steps = reset_steps;
         if (!init_from) { a->init_from = NULL; }
+        if (!named && reset_steps) { a->run_name = NULL; }
         cJSON_Delete(json);
         free(path);
     }
@@ -60,7 +61,11 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
     if (a->checkpoint && a->init_from) {
         fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");
     }
-    if (strcmp(a->dtype, "float16") == 0) { fatal("--dtype float16 is not supported; use bfloat16 or float32"); }
+    train_check_run_name(a);
+    if (a->checkpoint && !a->reset_steps && options_source(&t->options, "run_name") == OPTION_FROM_COMMAND_LINE) {
+        fatal("--run_name %s is for a new run, and --checkpoint goes on in the folder of its run; leave it out",
+              a->run_name);
+    }
     t->schedule = schedule_create(a->lr_scheduler, a->num_iterations, a->warmup_iters, a->learning_rate,
                                   a->learning_rate_decay_frac, 0.2);
 }
@@ -157,6 +162,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
 static void build_model(Trainer* t) {
     const TrainArgs* a = &t->args;
     t->config = train_model_config(a, t->encoding, t->ssmax, t->loader.vocab_size, t->loader.bos);
+    train_warn_unused(a, &t->options, t->encoding, t->ssmax);
     size_t sample = t->tokenizer ? t->prompt.count + a->sample_length : 0;
     ModelPlan plan;
     plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
@@ -248,7 +254,7 @@ static void update_weights(Trainer* t, double norm, double rate) {
     s.learning_rate = rate;
     s.prior_learning_rate = rate * (prior_peak / a->learning_rate);
     s.weight_decay = a->weight_decay;
-    s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8;
+    s.beta1 = a->beta1, s.beta2 = a->beta2, s.epsilon = a->adam_eps;
     // as torch.nn.utils.clip_grad_norm_ does
     s.gradient_scale = a->grad_clip > 0 && norm + 1e-6 > a->grad_clip ? a->grad_clip / (norm + 1e-6) : 1.0;
     s.step = ++t->state.optimizer_step;
@@ -261,13 +267,13 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
     char line[PROGRESS_BUFFER];
     step_timer_add(&t->timer, seconds);
     Progress p;
-    p.step = t->state.step - t->state.schedule_start, p.num_steps = t->args.num_iterations;
+    p.step = t->state.step - 1, p.num_steps = end_step(t);  // the number of train.log's row
     p.loss = loss, p.norm = norm, p.lr = rate;
     p.step_seconds = seconds;
     p.tokens_per_second = (double)t->tokens_per_step / seconds;
     p.mfu = p.tokens_per_second * model_flops_per_token(&t->config, t->args.sequence_length) /
             (t->peak_flops * (double)ranks.size);
-    p.seconds_left = step_timer_seconds(&t->timer) * (double)(p.num_steps - p.step);
+    p.seconds_left = step_timer_seconds(&t->timer) * (double)(p.num_steps - t->state.step);
     puts(format_progress(line, &p));
     fflush(stdout);
 }
@@ -284,7 +290,7 @@ static void note_batches(Trainer* t) {
     }
     fflush(t->batch_log);
     warn("loss or gradient of step %zu is not finite; its update is skipped (first batch %016llx, all in batches.log)",
-         t->state.step + 1, (unsigned long long)first);
+         t->state.step, (unsigned long long)first);
 }
 
 // One optimiser step. A loss or gradient that is not finite skips the update, so the weights stay good, and
@@ -419,6 +425,7 @@ int main(int argc, char** argv) {
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
     signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the run goes on, its end tells
+    if (ranks.rank == 0) { stop_starting_up(); }
     choose_encoding(t);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);

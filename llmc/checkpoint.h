@@ -276,7 +276,10 @@ static inline void checkpoint_load_weights(Model* model, const SafeTensors* file
 
 // Weights alone, matched by name, from any safetensors file. What the file lacks is drawn and listed, what the
 // model lacks is listed; a wrong shape, another tokenizer, or no match at all, ends the program.
-static inline void checkpoint_init_from(Model* model, const RunState* now, const char* path, uint64_t seed) {
+static inline void checkpoint_init_from(Model* model, const RunState* now, const char* from, uint64_t seed) {
+    struct stat info;
+    bool folder = stat(from, &info) == 0 && S_ISDIR(info.st_mode);  // of a run, or one of its checkpoints
+    char* path = folder ? text("%s/model.safetensors", from) : xstrdup(from);
     SafeTensors file = safetensors_open(path);
     RunState saved;
     memset(&saved, 0, sizeof saved);
@@ -305,6 +308,7 @@ static inline void checkpoint_init_from(Model* model, const RunState* now, const
     printf("weights  %zu tensors from %s\n", matched, path);
     model_parameters_changed(model);
     safetensors_close(&file);
+    free(path);
 }
 
 #endif
