@@ -371,12 +371,13 @@ static void print_text(const char* s) {
 
 static void print_sample(Trainer* t) {
     const TrainArgs* a = &t->args;
-    SamplingSettings settings = {a->temperature, a->top_p};
+    SamplingSettings settings = {a->temperature, a->top_p, 0};
     size_t length = t->prompt.count;
     int* tokens = (int*)xcalloc(length + a->sample_length, sizeof(int));
     memcpy(tokens, t->prompt.ids, length * sizeof(int));
     KVCache cache = kv_cache_create(&t->config, length + a->sample_length);
-    length = generate(&t->model, &cache, tokens, length, a->sample_length, t->loader.eos, &settings, &t->state.sampler);
+    length = generate(&t->model, &cache, tokens, length, a->sample_length, t->loader.eos, &settings, &t->state.sampler,
+                      NULL);
     char* sample = tokenizer_decode(t->tokenizer, tokens, length, NULL);
     printf("sample %zu | ", t->state.step);
     print_text(sample);
