@@ -509,13 +509,13 @@ static void test_program_sample(void** state) {
 static void test_program_sample_prompts(void** state) {
     (void)state;
     char *path = text("%s/prompts", scratch), *script = text("%s/typed.sh", scratch);
-    write_text(path, "abc\n\nxy\r\n");
+    write_text_atomically(path, "abc\n\nxy\r\n");
     const char* program = getenv("EVALUATE");
     char* command = text("exec %s \"$@\" <%s\n", program ? program : "./evaluate", path);
-    write_text(script, command);
+    write_text_atomically(script, command);
     char *first = sample_of("--prompt abc --temperature 0"), *second = sample_of("--prompt xy --temperature 0");
     char *flags = text("--prompt_file %s --temperature 0", path), *both = sample_of(flags);
-    char *want = text("%.*s %s", (int)strlen(first) - 1, first, second);
+    char* want = text("%.*s %s", (int)strlen(first) - 1, first, second);
     assert_string_equal(both, want);
     char* typed = text("sh %s --log_dir %s --length 40 --temperature 0 --interactive", script, run_folder);
     Run r = start_command(typed);
