@@ -168,7 +168,7 @@ static void bench_head(const Table* t, size_t N, size_t C) {
     int* targets = random_ids(N);
     void* workspace = device_malloc(cross_entropy_workspace(N, C, V));
     row(t, "cross_entropy_head and gradients", 0, 6.0 * (double)N * (double)C * (double)V,
-        [&] { cross_entropy_head(losses, dinp, dweight, inp, weight, targets, 1e-6f, workspace, N, C, V); });
+        [&] { cross_entropy_head(losses, dinp, dweight, inp, weight, targets, 1e-6f, 0, workspace, N, C, V); });
     device_free(inp), device_free(dinp), device_free(weight), device_free(dweight), device_free(losses);
     device_free(targets), device_free(workspace);
 }

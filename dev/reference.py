@@ -93,6 +93,19 @@ CASES = {
     ),
     "learned": dict(encoding="learned", learned_length=30, **SMALL),
     "learned_ssmax": dict(encoding="learned_ssmax", learned_length=24, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "softcap": dict(encoding="bam_ssmax", softcap=1.5, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "softcap_outside": dict(encoding="bam_ssmax", ssmax_prior="outside", softcap=50.0, **SMALL),
+    "sinks": dict(encoding="bam", sinks=1, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "sinks_softcap": dict(encoding="alibi_ssmax", sinks=1, softcap=1.5, dim=32, n_heads=4, n_kv_heads=2, **SMALL),
+    "window": dict(encoding="t5_ssmax", window=5, **SMALL),
+    "log_scale": dict(encoding="bam", log_scale="2,0.7", window=9, **SMALL),
+    "final_softcap": dict(final_softcap=1.5, **SMALL),
+    "qk_norm": dict(encoding="rotary", qk_norm=1, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "gated_attention": dict(encoding="alibi", gated_attention=1, dim=32, n_heads=4, n_kv_heads=2, **SMALL),
+    "attention_all": dict(
+        encoding="rotary_ssmax", softcap=2.0, sinks=1, window=7, final_softcap=3.0, qk_norm=1, gated_attention=1,
+        **(SMALL | dict(n_layers=2)),
+    ),
 }
 
 # Further options of an encoding, in its own fixtures alone.
@@ -181,6 +194,13 @@ def make_parameters(case, rng, name):
                 scale = rng.uniform(0.6, 1.4, case["n_heads"])
                 scale[n % case["n_heads"]] = -0.4
             params[layer + "attention.seq_scale"] = scale.reshape(1, -1, 1, 1)
+        if case.get("sinks"):
+            params[layer + "attention.sink"] = rng.uniform(-1, 2, (1, case["n_heads"], 1, 1))
+        if case.get("qk_norm"):
+            for x in "qk":
+                params[layer + f"attention.{x}_norm.weight"] = rng.uniform(0.7, 2, case["head_size"])
+        if case.get("gated_attention"):
+            linear(layer + "attention.gate.weight", dim, dim)
         linear(layer + "feed_forward.w1.weight", ffn, dim)
         linear(layer + "feed_forward.w2.weight", dim, ffn)
         linear(layer + "feed_forward.w3.weight", ffn, dim)
@@ -324,35 +344,67 @@ def relative_bias(case, params, n):
     return -jnp.exp(alpha) * r**beta
 
 
-def attention(case, params, n, x, start):
-    length = case["seq_len"]
+def cap(x, c):
+    """Gemma 2 (2024): a value of at most c."""
+    return x if c is None else c * jnp.tanh(x / c)
 
+
+def visible_keys(case, start):
+    """[B,i,j]: the document up to the query, of that the last `window` keys (Beltagy et al. 2020)."""
+    position = np.arange(case["seq_len"])
+    start = np.maximum(start, position - case.get("window", case["seq_len"]) + 1)
+    return (start[:, :, None] <= position) & (position <= position[:, None])
+
+
+def row_scale(case, params, n, visible):
+    """g [B,H,i,1], or 1."""
+    count = visible.sum(axis=-1)[:, None, :, None]
+    if case["ssmax"]:  # Nakanishi 2025
+        return params[f"layers.{n}.attention.seq_scale"] * np.log(count)
+    if "log_scale" in case:
+        first, slope = map(float, case["log_scale"].split(","))
+        return 1 + slope * np.log(np.maximum(1, count / first))
+    return 1.0
+
+
+def logits(case, params, n, q, k, visible):
+    """z[B,H,i,j], the terms in the one order of llmc/attention/terms.h."""
+    c = cap(jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"]), case.get("softcap"))
+    bias, scale = relative_bias(case, params, n), row_scale(case, params, n, visible)
+    if bias is None:
+        z = scale * c
+    elif bias_inside(case):
+        z = scale * (c + bias)
+    else:
+        z = scale * c + bias
+    return jnp.where(visible[:, None], z, -jnp.inf)
+
+
+def bias_inside(case):
+    return case["kind"] in LEARNED and case["ssmax_prior"] == "inside" and "log_scale" not in case
+
+
+def attention(case, params, n, x, start):
     def heads(name, count):
         y = x @ params[f"layers.{n}.attention.{name}.weight"].T
         return y.reshape(*x.shape[:2], count, case["head_size"]).transpose(0, 2, 1, 3)
 
     q, k, v = heads("wq", case["n_heads"]), heads("wk", case["n_kv_heads"]), heads("wv", case["n_kv_heads"])
+    if case.get("qk_norm"):  # Henry et al. 2020
+        q, k = (rmsnorm(y, params[f"layers.{n}.attention.{name}_norm.weight"], case["norm_eps"]) for y, name in ((q, "q"), (k, "k")))
     if case["kind"] == "rotary":
         q, k = rotate(q, case), rotate(k, case)
     group = [h * case["n_kv_heads"] // case["n_heads"] for h in range(case["n_heads"])]
     k, v = k[:, group], v[:, group]
 
-    position = np.arange(length)
-    visible = (start[:, :, None] <= position) & (position <= position[:, None])  # [B,i,j]
-    count = position - start + 1
-    z = jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"])
-    scale = 1.0
-    if case["ssmax"]:  # Nakanishi 2025
-        scale = params[f"layers.{n}.attention.seq_scale"] * np.log(count)[:, None, :, None]
-    bias = relative_bias(case, params, n)
-    if bias is None:
-        z = scale * z
-    elif case["kind"] in LEARNED and case["ssmax_prior"] == "inside":
-        z = scale * (z + bias)
-    else:
-        z = scale * z + bias
-    p = jax.nn.softmax(jnp.where(visible[:, None], z, -jnp.inf), axis=-1)
+    z = logits(case, params, n, q, k, visible_keys(case, start))
+    if case.get("sinks"):  # a key without a value; gpt-oss (2025)
+        sink = jnp.broadcast_to(params[f"layers.{n}.attention.sink"], (*z.shape[:3], 1))
+        z = jnp.concatenate([z, sink], axis=-1)
+    p = jax.nn.softmax(z, axis=-1)[..., : case["seq_len"]]
     out = jnp.einsum("bhij,bhjd->bihd", p, v).reshape(x.shape)
+    if case.get("gated_attention"):  # Qiu et al. 2025
+        out = out * jax.nn.sigmoid(x @ params[f"layers.{n}.attention.gate.weight"].T)
     return out @ params[f"layers.{n}.attention.wo.weight"].T
 
 
@@ -379,7 +431,7 @@ def forward(case, params, tokens, attend=attention):
         x = x + attend(case, params, n, rmsnorm(x, params[layer + "attention_norm.weight"], eps), start)
         y = rmsnorm(x, params[layer + "ffn_norm.weight"], eps)
         x = x + (jax.nn.silu(y @ w1.T) * (y @ w3.T)) @ w2.T
-    return rmsnorm(x, params["norm.weight"], eps) @ params["output.weight"].T
+    return cap(rmsnorm(x, params["norm.weight"], eps) @ params["output.weight"].T, case.get("final_softcap"))
 
 
 def make_loss(case, tokens, targets):
@@ -486,6 +538,11 @@ def naive_attention(case, params, n, x, start):
     q, k, v = (x @ get(w + ".weight").T for w in ("wq", "wk", "wv"))
     prior = "prior." if case["global_prior"] else f"layers.{n}.attention.prior."
     out = np.zeros_like(x)
+    window = case.get("window", case["seq_len"])
+    if case.get("qk_norm"):
+        for y, name in ((q, "q_norm.weight"), (k, "k_norm.weight")):
+            for head in np.split(y.reshape(-1, y.shape[-1]), y.shape[-1] // size, axis=1):  # views of y
+                head *= get(name) / np.sqrt((head**2).sum(axis=1, keepdims=True) / size + case["norm_eps"])
 
     def bias(h, d):
         theta = lambda name, row=0: float(params[prior + name][row, h, 0, 0])
@@ -544,18 +601,26 @@ def naive_attention(case, params, n, x, start):
         return result
 
     for b, i, h in np.ndindex(x.shape[0], x.shape[1], heads):
-        keys = [j for j in range(i + 1) if j >= start[b, i]]
+        keys = [j for j in range(i + 1) if j >= start[b, i] and i - j < window]
         columns, kv_columns = (slice(head * size, (head + 1) * size) for head in (h, h // group))
         query = turn(q[b, i, columns], i)
         g = get("seq_scale")[0, h, 0, 0] * math.log(len(keys)) if case["ssmax"] else 1.0
-        inside = case["kind"] in LEARNED and case["ssmax_prior"] == "inside"
+        if "log_scale" in case:
+            first, slope = map(float, case["log_scale"].split(","))
+            g = 1 + slope * max(0.0, math.log(len(keys) / first))
+        inside = case["kind"] in LEARNED and case["ssmax_prior"] == "inside" and "log_scale" not in case
         z = []
         for j in keys:
             a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5
+            if "softcap" in case:
+                a = case["softcap"] * (1 - 2 / (math.exp(2 * a / case["softcap"]) + 1))
             z.append(g * (a + bias(h, i - j)) if inside else g * a + bias(h, i - j))
         p = [math.exp(y - max(z)) for y in z]
+        total = sum(p) + (math.exp(get("sink")[0, h, 0, 0] - max(z)) if case.get("sinks") else 0)
         for j, weight in zip(keys, p):
-            out[b, i, columns] += weight / sum(p) * v[b, j, kv_columns]
+            out[b, i, columns] += weight / total * v[b, j, kv_columns]
+    if case.get("gated_attention"):
+        out /= 1 + np.exp(-x @ get("gate.weight").T)
     return out @ get("wo.weight").T
 
 

@@ -21,7 +21,7 @@ PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes
 typedef enum { SCOPE_MODEL, SCOPE_LAYER } ParamScope;
 // How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [rows,cols,1,1]
 typedef enum { SHAPE_VOCAB, SHAPE_MATRIX, SHAPE_VECTOR, SHAPE_HEADS } ParamShape;
-typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_PRIOR } ParamInit;
+typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_ZEROS, INIT_PRIOR } ParamInit;
 typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 
 /*
@@ -42,12 +42,16 @@ both), and decay like them, as in GPT-2's reimplementations; they are read in fp
     X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
     X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
     X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
+    X(floatX, gate, "attention.gate.weight", SCOPE_LAYER, GA* NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)  \
     X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
     X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
     X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
     X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
     X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
+    X(float, q_norm, "attention.q_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)        \
+    X(float, k_norm, "attention.k_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)        \
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
+    X(float, sink, "attention.sink", SCOPE_LAYER, SK, NH, SHAPE_HEADS, INIT_ZEROS, GROUP_VECTOR)                   \
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
 // The short names that the lists use. PE: rows of learned positions. PG, PL: numbers that the prior of the model or of
@@ -57,7 +61,9 @@ both), and decay like them, as in GPT-2's reimplementations; they are read in fp
                                          NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
                                          P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
                                          PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0,               \
-                                         PE = model_learns_positions(c) ? (c)->options.learned_length : 0
+                                         PE = model_learns_positions(c) ? (c)->options.learned_length : 0,          \
+                                         SK = (c)->options.sinks ? 1 : 0, QN = (c)->options.qk_norm ? 1 : 0,        \
+                                         GA = (c)->options.gated_attention ? 1 : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -114,9 +120,13 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, residual, ACT_STREAM, N* C) /* input of the block */                            \
     X(floatX, attention_norm, ACT_LAYER, N* C)                                                \
     X(float, attention_rstd, ACT_LAYER, N)                                                    \
-    X(floatX, qkv, ACT_LAYER, N* QKV) /* after rotation */                                    \
+    X(floatX, qk_before, ACT_LAYER, QN* N*(NH + NKV) * HS) /* q, then k, before their norm */ \
+    X(float, qk_rstd, ACT_LAYER, QN* N*(NH + NKV))                                            \
+    X(floatX, qkv, ACT_LAYER, N* QKV) /* after norm and rotation */                           \
     X(floatX, attention, ACT_LAYER, N* C)                                                     \
     X(float, lse, ACT_LAYER, N* NH)                                                           \
+    X(floatX, gate, ACT_LAYER, GA* N* C)     /* before the sigmoid */                         \
+    X(floatX, gated, ACT_MODEL, GA* N* C)    /* attention behind its gate */                  \
     X(floatX, residual_mid, ACT_LAYER, N* C) /* after attention */                            \
     X(floatX, ffn_norm, ACT_LAYER, N* C)                                                      \
     X(float, ffn_rstd, ACT_LAYER, N)                                                          \
@@ -135,7 +145,8 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, d_residual, ACT_BACKWARD, N* C)                                                 \
     X(floatX, d_norm, ACT_BACKWARD, N* C)                                                     \
     X(floatX, d_wide, ACT_BACKWARD, N*(F > QKV ? F : QKV))                                    \
-    X(float, d_bias, ACT_BACKWARD, NH* max_length)
+    X(float, d_bias, ACT_BACKWARD, NH* max_length)                                            \
+    X(float, d_row_scale, ACT_BACKWARD, NH) /* of what is not learned, unread */
 
 enum {
 #define X(type, field, ...) ACT_##field,
@@ -189,6 +200,7 @@ typedef struct Model {
     float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none, or when what
                             // it learned has a row for every position
     size_t positions;       // of the sequence that is read, for learned positions that are interpolated
+    float* ones;            // [NH], the scale of rows where none is learned
     float* bias_tables;     // [one or L][NH][max_length]; NULL without a relative bias
     bool tables_stale;      // what is learned has changed since the tables were filled
     void* workspace;
@@ -217,7 +229,7 @@ static inline Tensor* model_add_tensor(Model* model, const char* name, int layer
         snprintf(t.name, sizeof t.name, "layers.%d.%s", layer, name);
     }
     t.offset = offset, t.memory_count = rows * cols, t.fan_in = cols, t.init = init, t.group = group;
-    t.trainable = shape != SHAPE_HEADS || !model->config.options.no_seq_scale;
+    t.trainable = true;
     size_t saved_rows = shape == SHAPE_VOCAB ? model->config.V : rows;
     t.count = saved_rows * cols;
     switch (shape) {
@@ -273,8 +285,9 @@ static inline void model_layout_params(Model* model) {
             if (count > 0 && list[p].init == INIT_PRIOR) {
                 model_add_prior(model, list[p].name, layer, list[p].group, offset);
             } else if (count > 0) {
-                model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, list[p].rows,
-                                 list[p].cols, offset);
+                Tensor* t = model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group,
+                                             list[p].rows, list[p].cols, offset);
+                t->trainable = p != PARAM_seq_scale || !model->config.options.no_seq_scale;
             }
             offset += round_up(count, 16);  // a cache line of fp32
         }
@@ -391,7 +404,8 @@ static inline size_t model_workspace_bytes(const Model* model) {
     const ModelPlan* plan = &model->plan;
     bool training = plan->mode != MODE_INFERENCE;
     size_t N = plan->B * plan->T, T = plan->T;
-    const unsigned terms = TERM_DISTANCE | TERM_SCALE;
+    const ModelConfig* c = &model->config;
+    const unsigned terms = TERM_DISTANCE | TERM_SCALE | model_terms(c->encoding, c->ssmax, &c->options);
     AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms}, reading = batch;  // reading: through a cache
     if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
@@ -442,7 +456,7 @@ static inline ModelMemory model_plan(Model* model, const ModelConfig* config, co
     memory.gradients = training ? fp32 : 0;
     memory.optimizer = training ? 2 * model->moment_count * sizeof(float) : 0;
     memory.activations = model->act_bytes;
-    memory.tables = sizeof(float) * (model_position_table_size(config, plan->max_length) +
+    memory.tables = sizeof(float) * (config->NH + model_position_table_size(config, plan->max_length) +
                                      model_bias_table_count(config) * config->NH * plan->max_length);
     memory.workspace = model_workspace_bytes(model);
     return memory;
@@ -478,13 +492,17 @@ static inline void model_allocate(Model* model) {
     size_t tables = model_bias_table_count(&model->config) * model->config.NH * model->plan.max_length;
     if (tables) { model->bias_tables = (float*)device_malloc(tables * sizeof(float)); }
     model->tables_stale = true, model->positions = model->plan.max_length;
+    float ones[MODEL_MAX_HEADS];
+    for (size_t h = 0; h < model->config.NH; h++) { ones[h] = 1.0f; }
+    model->ones = (float*)device_malloc(model->config.NH * sizeof(float));
+    copy_to_device(model->ones, ones, model->config.NH * sizeof(float));
     model->workspace = device_malloc(model_workspace_bytes(model));
 }
 
 static inline void model_free(Model* model) {
     if ((void*)model->params != (void*)model->master) { device_free(model->params); }
-    void* memory[] = {model->master,      model->grads,          model->m,           model->v,
-                      model->activations, model->position_table, model->bias_tables, model->workspace};
+    void* memory[] = {model->master,         model->grads, model->m,           model->v,        model->activations,
+                      model->position_table, model->ones,  model->bias_tables, model->workspace};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) { device_free(memory[i]); }
     free(model->tensors);
     free(model->segments);
@@ -530,6 +548,7 @@ static inline float initial_value(const Model* model, const Tensor* t, size_t i,
         case INIT_NORMAL: return (float)random_normal(random);
         case INIT_LINEAR: return (float)((2.0 * random_uniform(random) - 1.0) / sqrt((double)t->fan_in));
         case INIT_ONES: return 1.0f;
+        case INIT_ZEROS: return 0.0f;
         case INIT_PRIOR:
             return (float)posenc_initial(&model->config.posenc, t->posenc_tensor, i, model->config.NH, random);
     }

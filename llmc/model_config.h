@@ -42,9 +42,14 @@ static inline const ModelSize* model_size_find(const char* name) {
     return NULL;
 }
 
-// Is the bias scaled by Scalable-Softmax, too?
+// Is the bias scaled by Scalable-Softmax, too? --log_scale is of the products alone.
 static inline bool model_bias_inside(const ModelConfig* c) {
-    return posenc_info(c->encoding)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
+    return !c->options.log_scale && posenc_info(c->encoding)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
+}
+
+// The cap of the output's logits; 0: none.
+static inline float model_final_cap(const ModelConfig* c) {
+    return isnan(c->options.final_softcap) ? 0.0f : (float)c->options.final_softcap;
 }
 
 // Do all layers share what the encoding learns?
@@ -145,6 +150,45 @@ static inline void model_check_positions(const ModelConfig* c) {
     }
 }
 
+// What attention is given besides q, k and v: the terms of the encoding and those of flags.
+static inline unsigned model_terms(PosKind encoding, bool ssmax, const ModelOptions* o) {
+    unsigned terms = posenc_terms(encoding, ssmax);
+    // libraries know the published slopes alone
+    if (strcmp(o->alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
+    terms |= o->log_scale ? (unsigned)TERM_SCALE : 0u;
+    return terms | (isnan(o->softcap) ? 0u : (unsigned)TERM_CAP) | (o->sinks ? (unsigned)TERM_SINK : 0u);
+}
+
+// How far queries see, and what scales their logits beside Scalable-Softmax, from --window and --log_scale "N0,ALPHA".
+static inline RowRule model_row_rule(const ModelOptions* o) {
+    RowRule rule = {o->window, 0, 0};
+    if (!o->log_scale) { return rule; }
+    const char* comma = strchr(o->log_scale, ',');
+    size_t length = comma ? (size_t)(comma - o->log_scale) : 0;
+    char first[32];
+    snprintf(first, sizeof first, "%.*s", (int)length, o->log_scale);
+    if (length == 0 || length >= sizeof first || !option_parse_double(first, 1, 1e12, &rule.from) ||
+        !option_parse_double(comma + 1, 0, 1e6, &rule.slope)) {
+        fatal(
+            "--log_scale %s: expected N0,ALPHA, a number of keys of at least 1 and a factor of at least 0, as 1024,0.1",
+            o->log_scale);
+    }
+    return rule;
+}
+
+// Refuses flags of attention that make no sense together.
+static inline void model_check_attention(const ModelConfig* c) {
+    const ModelOptions* o = &c->options;
+    if (o->softcap_approx && isnan(o->softcap)) {
+        fatal("--softcap_approx without --softcap, whose function it makes cheaper; give --softcap C too, or neither");
+    }
+    model_row_rule(o);
+    if (o->log_scale && c->ssmax) {
+        fatal("--log_scale %s with Scalable-Softmax, which scales by the number of keys itself; leave one of them out",
+              o->log_scale);
+    }
+}
+
 // Completes derived fields and refuses what the operators cannot do, naming the flag.
 static inline void model_config_check(ModelConfig* c) {
     if (c->NH == 0 || c->C % c->NH != 0) {
@@ -162,17 +206,31 @@ static inline void model_config_check(ModelConfig* c) {
     if (c->NKV == 0 || c->NH % c->NKV != 0) { fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH); }
     if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
+    model_check_attention(c);
     c->Vp = round_up(c->V, 128);
     model_check_positions(c);
 }
 
-// Floating-point operations of forward and backward per token of a sequence of T tokens, causal:
-// 6 per weight of a product, and 6 L C (T + 1) for attention (two products forward, four backward, half of
-// the square).
+// Keys that queries at positions position .. position + n - 1 of one document see together.
+static inline double model_visible_keys(const ModelConfig* c, size_t position, size_t n) {
+    double first = (double)position + 1, last = (double)position + (double)n, window = (double)c->options.window;
+    if (window == 0 || last <= window) { return (double)n * 0.5 * (first + last); }
+    double rising = first < window ? window - first : 0;  // queries that see less than the window
+    return rising * 0.5 * (first + window - 1) + ((double)n - rising) * window;
+}
+
+// Weights of the products of one block.
+static inline double model_block_weights(const ModelConfig* c) {
+    double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F;
+    return (c->options.gated_attention ? 3.0 : 2.0) * C * C + 2.0 * C * kv + 3.0 * C * F;
+}
+
+// Floating-point operations of forward and backward per token of a sequence of T tokens: 6 per weight of a product,
+// and 12 C for each visible key of attention in each layer (two products forward, four backward).
 static inline double model_flops_per_token(const ModelConfig* c, size_t T) {
-    double C = (double)c->C, L = (double)c->L, kv = (double)(c->NKV * c->HS), F = (double)c->F;
-    double weights = L * (2.0 * C * C + 2.0 * C * kv + 3.0 * C * F) + (double)c->V * C;
-    return 6.0 * weights + 6.0 * L * C * (double)(T + 1);
+    double C = (double)c->C, L = (double)c->L;
+    double weights = L * model_block_weights(c) + (double)c->V * C;
+    return 6.0 * weights + 12.0 * L * C * (model_visible_keys(c, 0, T) / (double)T);
 }
 
 #endif

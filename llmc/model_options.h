@@ -24,9 +24,10 @@ enum {
 
 /*
 X(type, flag, field of model_args, how it is kept, where it applies, default, least, most, words, what it is)
-type: SIZE (size_t), DOUBLE (double, NAN without a default), BOOL, CHOICE (const char*, one of the words). It applies
-where the expression is true, `is` the encoding (PosencInfo), `learns` whether it learns anything, `ssmax` whether it
-has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps over encodings want.
+type: SIZE (size_t, 0 without a default), DOUBLE (double, NAN without a default), BOOL, CHOICE (const char*, one of the
+words), STRING. It applies where the expression is true, `is` the encoding (PosencInfo), `learns` whether it learns
+anything, `ssmax` whether it has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps
+over encodings want.
 */
 #define MODEL_OPTIONS_OF_ROPE_SCALING(X)                                                                               \
     X(CHOICE, rope_scaling, rope_type, 0, is->mechanism == POSENC_ROTATE, "none", 0, 0, "none linear ntk yarn llama3", \
@@ -69,12 +70,28 @@ has Scalable-Softmax. A flag that does not apply is accepted and changes nothing
       "keep the scale of Scalable-Softmax at 1")                                                                       \
     X(BOOL, global_prior, global_positional_encoding, MODEL_ALWAYS, learns, "0", 0, 0, NULL, "one prior for all layers")
 
-#define MODEL_OPTIONS(X) MODEL_OPTIONS_OF_ENCODINGS(X)
+// Of attention in all layers, whatever the encoding; a flag that was not given leaves its term out.
+#define MODEL_OPTIONS_OF_ATTENTION(X)                                                                             \
+    X(DOUBLE, softcap, softcap, 0, true, NULL, 1e-6, 1e6, NULL,                                                   \
+      "largest size of q.k/sqrt(head size), as c tanh(x/c), before biases and scales")                            \
+    X(BOOL, softcap_approx, softcap_approx, 0, true, "0", 0, 0, NULL, "a cheaper tanh for --softcap")             \
+    X(BOOL, sinks, sinks, 0, true, "0", 0, 0, NULL, "a learned logit per head in the softmax's denominator")      \
+    X(SIZE, window, window, 0, true, NULL, 1, 16777216, NULL, "a token sees itself and the window - 1 before it") \
+    X(STRING, log_scale, log_scale, 0, true, NULL, 0, 0, NULL,                                                    \
+      "N0,ALPHA: q.k times 1 + ALPHA log(max(1, n / N0)), n the number of visible keys")                          \
+    X(DOUBLE, final_softcap, final_softcap, 0, true, NULL, 1e-6, 1e6, NULL,                                       \
+      "largest size of the output's logits, as c tanh(x/c)")                                                      \
+    X(BOOL, qk_norm, qk_norm, 0, true, "0", 0, 0, NULL, "RMS norm of each head's q and k, before any rotation")   \
+    X(BOOL, gated_attention, gated_attention, 0, true, "0", 0, 0, NULL,                                           \
+      "a sigmoid gate from the block's normalised input on attention's output")
+
+#define MODEL_OPTIONS(X) MODEL_OPTIONS_OF_ENCODINGS(X) MODEL_OPTIONS_OF_ATTENTION(X)
 
 #define MODEL_TYPE_SIZE size_t
 #define MODEL_TYPE_DOUBLE double
 #define MODEL_TYPE_BOOL bool
 #define MODEL_TYPE_CHOICE const char*
+#define MODEL_TYPE_STRING const char*
 
 typedef struct {
 #define X(type, flag, ...) MODEL_TYPE_##type flag;
@@ -150,7 +167,9 @@ static inline cJSON* model_option_json(int i, const ModelOptions* o) {
     const ModelOption* m = model_option(i);
     const void* value = (const char*)o + m->offset;
     switch (m->type) {
-        case OPTION_SIZE: return cJSON_CreateNumber((double)*(const size_t*)value);
+        case OPTION_SIZE:
+            if (!m->by_default && *(const size_t*)value == 0) { return NULL; }
+            return cJSON_CreateNumber((double)*(const size_t*)value);
         case OPTION_DOUBLE: return isnan(*(const double*)value) ? NULL : cJSON_CreateNumber(*(const double*)value);
         case OPTION_BOOL: return cJSON_CreateBool(*(const bool*)value != ((m->kept & MODEL_INVERTED) != 0));
         default: return *(const char* const*)value ? cJSON_CreateString(*(const char* const*)value) : NULL;
@@ -180,6 +199,9 @@ static inline void model_option_refuse(const ModelOption* m, const cJSON* item, 
         fatal("%s: model_args.%s = %s, expected one of: %s; the run folder is damaged", path, m->field, found,
               m->words);
     }
+    if (m->type == OPTION_STRING) {
+        fatal("%s: model_args.%s = %s, expected text; the run folder is damaged", path, m->field, found);
+    }
     if (m->type == OPTION_BOOL) {
         fatal("%s: model_args.%s = %s, expected true or false; the run folder is damaged", path, m->field, found);
     }
@@ -199,6 +221,8 @@ static inline void model_option_read(const ModelOption* m, ModelOptions* o, cons
     } else if (m->type == OPTION_SIZE && within && x == floor(x)) {
         *(size_t*)to = (size_t)x;
     } else if (m->type == OPTION_CHOICE && cJSON_IsString(item) && option_allows(m->words, item->valuestring)) {
+        *(const char**)to = item->valuestring;
+    } else if (m->type == OPTION_STRING && cJSON_IsString(item)) {
         *(const char**)to = item->valuestring;
     } else {
         model_option_refuse(m, item, path);

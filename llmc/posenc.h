@@ -490,4 +490,26 @@ static inline double posenc_initial(const PosencOptions* options, int tensor, si
 
 HOST_DEVICE float ssmax_log_count(size_t visible_keys) { return (float)log((double)visible_keys); }
 
+// ----------------------------------------------------------------------------
+// what a query sees
+
+typedef struct {
+    size_t window;       // at most this many keys, the last ones (Beltagy et al. 2020); 0: the whole document
+    double from, slope;  // g = 1 + slope ln(max(1, n / from)), of n visible keys, in place of ln n; from 0: no
+} RowRule;
+
+// The first visible key of the query at `position`, whose document begins at `start`.
+HOST_DEVICE int window_start(RowRule rule, size_t position, int start) {
+    const long long first = rule.window ? (long long)position + 1 - (long long)rule.window : 0;
+    return first > start ? (int)first : start;
+}
+
+// What the logits of a query that sees so many keys are multiplied by, besides a learned scale: a temperature that
+// falls with the length (Su 2021, "entropy invariance"; Qwen, Llama 4).
+HOST_DEVICE float row_scale_of(RowRule rule, size_t visible_keys) {
+    if (rule.from == 0) { return ssmax_log_count(visible_keys); }
+    const double ratio = (double)visible_keys / rule.from;
+    return (float)(1.0 + rule.slope * (ratio > 1 ? log(ratio) : 0.0));
+}
+
 #endif

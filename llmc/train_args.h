@@ -72,6 +72,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Positional encodings") MODEL_OPTIONS_OF_ENCODINGS(MODEL_OPTION_ROW)
             POSENC_TENSORS(INITIAL_VALUE_OPTION) POSENC_TENSORS(TRAINABLE_OPTION),
         OPT_DOUBLE(a->prior_lr, NULL, 0, 1e6, "peak learning rate of the prior, instead of --learning_rate"),
+        OPT_GROUP("Attention") MODEL_OPTIONS_OF_ATTENTION(MODEL_OPTION_ROW),
         OPT_GROUP("Batches"),
         OPT_SIZE(a->batch_size, "4", 1, 1048576, "sequences per forward pass and rank"),
         OPT_SIZE(a->sequence_length, "64", 1, 16777216, "tokens per sequence"),
