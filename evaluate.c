@@ -9,6 +9,7 @@ interrupted goes on where it was. No mathematics: that is in llmc/model.h and th
 
 #include "llmc/eval/evaluate_passkey.h"
 #include "llmc/eval/evaluate_perplexity.h"
+#include "llmc/eval/evaluate_sample.h"
 #include "llmc/host_limits.h"
 #include "llmc/startup.h"
 
@@ -17,10 +18,12 @@ interrupted goes on where it was. No mathematics: that is in llmc/model.h and th
 
 static void open_tokenizer(Evaluation* e) {
     const EvaluateArgs* a = &e->args;
-    bool scores_text = a->score && !score_is_shard(a->score);
-    if (!scores_text && (a->score || a->passkey_sample_size == 0)) { return; }
-    e->tokenizer = tokenizer_open(a->tokenizer);
+    bool reads_text = evaluate_samples(a) || (a->score && !score_is_shard(a->score));
+    if (!reads_text && (a->score || a->passkey_sample_size == 0)) { return; }
+    char* source = a->tokenizer ? xstrdup(a->tokenizer) : run_tokenizer(&e->run, a->log_dir);
+    e->tokenizer = tokenizer_open(source);
     run_check_tokenizer(&e->run, e->tokenizer, a->log_dir);
+    free(source);
 }
 
 static void plan_score(Evaluation* e) {
@@ -32,9 +35,10 @@ static void plan_score(Evaluation* e) {
 // The longest sequence that will be read.
 static size_t longest_context(const Evaluation* e) {
     size_t needs[] = {e->passkey_wanted ? passkey_capacity(&e->passkey, e->fillers[e->lengths - 1]) : 0,
-                      e->perplexity_wanted ? e->perplexity.settings.seq_len : 0, e->input.longest};
+                      e->perplexity_wanted ? e->perplexity.settings.seq_len : 0, e->input.longest,
+                      evaluate_samples(&e->args) ? e->longest_prompt + e->args.length : 0};
     size_t most = 0;
-    for (size_t i = 0; i < 3; i++) { most = needs[i] > most ? needs[i] : most; }
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) { most = needs[i] > most ? needs[i] : most; }
     return most;
 }
 
@@ -87,7 +91,7 @@ static void build_model(Evaluation* e) {
     plan.max_length = context;
     ModelMemory memory = model_plan(&e->model, &e->run.config, &plan);
     size_t cache = kv_cache_bytes(&e->run.config, context), needed = model_memory_total(&memory) + cache;
-    print_header(e, &memory, cache, context);
+    if (!evaluate_samples(&e->args)) { print_header(e, &memory, cache, context); }
     size_t available = device_memory_available();
     if (needed > available) {
         char x[16], y[16];
@@ -198,8 +202,10 @@ int main(int argc, char** argv) {
     plan_passkey(e);
     plan_perplexity(e);
     plan_score(e);
-    signals_to_stop_by(on_signal);
-    if (e->passkey_wanted || e->perplexity_wanted || e->args.score) {
+    plan_sample(e);
+    const bool samples = evaluate_samples(&e->args);
+    if (!samples) { signals_to_stop_by(on_signal); }  // a sample has nothing to save
+    if (samples || e->passkey_wanted || e->perplexity_wanted || e->args.score) {
         open_outputs(e);
         build_model(e);
     } else {
@@ -208,6 +214,7 @@ int main(int argc, char** argv) {
     run_passkey(e);
     run_perplexity(e);
     run_score(e);
+    run_sample(e);
     print_matrix(e);
     print_perplexity(e);
     if (stop_signal && e->args.score) {

@@ -47,10 +47,12 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         char* path = checkpoint_args_path(a->checkpoint);
         cJSON* json = read_json(path);
         bool reset_steps = a->reset_steps, init_from = a->init_from != NULL, drop_encoding = a->drop_encoding;
+        bool named = a->run_name != NULL;
         options_from_json(&t->options, cJSON_GetObjectItemCaseSensitive(json, "args"), path);
         // how that run itself began is over: going on from it begins no new phase and reads no other weights
         a->reset_steps = reset_steps, a->drop_encoding = drop_encoding;
         if (!init_from) { a->init_from = NULL; }
+        if (!named && reset_steps) { a->run_name = NULL; }
         cJSON_Delete(json);
         free(path);
     }
@@ -61,7 +63,11 @@ static void read_arguments(Trainer* t, int argc, char** argv) {
         fatal("--checkpoint and --init_from exclude each other: resume a run, or start one from weights");
     }
     if (a->drop_encoding && !a->init_from) { fatal("--drop_encoding needs --init_from, weights to drop it from"); }
-    if (strcmp(a->dtype, "float16") == 0) { fatal("--dtype float16 is not supported; use bfloat16 or float32"); }
+    train_check_run_name(a);
+    if (a->checkpoint && !a->reset_steps && options_source(&t->options, "run_name") == OPTION_FROM_COMMAND_LINE) {
+        fatal("--run_name %s is for a new run, and --checkpoint goes on in the folder of its run; leave it out",
+              a->run_name);
+    }
     t->schedule = schedule_create(a->lr_scheduler, a->num_iterations, a->warmup_iters, a->learning_rate,
                                   a->learning_rate_decay_frac, 0.2);
 }
@@ -178,6 +184,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
 static void build_model(Trainer* t) {
     const TrainArgs* a = &t->args;
     t->config = train_model_config(a, t->loader.vocab_size, t->loader.bos);
+    train_warn_unused(a, &t->options, &t->config);
     size_t sample = t->tokenizer ? t->prompt.count + a->sample_length : 0;
     ModelPlan plan;
     plan.mode = a->recompute ? MODE_TRAIN_RECOMPUTE : MODE_TRAIN;
@@ -269,7 +276,7 @@ static void update_weights(Trainer* t, double norm, double rate) {
     s.learning_rate = rate;
     s.prior_learning_rate = rate * (prior_peak / a->learning_rate);
     s.weight_decay = a->weight_decay;
-    s.beta1 = 0.9, s.beta2 = 0.95, s.epsilon = 1e-8;
+    s.beta1 = a->beta1, s.beta2 = a->beta2, s.epsilon = a->adam_eps;
     // as torch.nn.utils.clip_grad_norm_ does
     s.gradient_scale = a->grad_clip > 0 && norm + 1e-6 > a->grad_clip ? a->grad_clip / (norm + 1e-6) : 1.0;
     s.step = ++t->state.optimizer_step;
@@ -282,13 +289,13 @@ static void print_progress(Trainer* t, double loss, double norm, double rate, do
     char line[PROGRESS_BUFFER];
     step_timer_add(&t->timer, seconds);
     Progress p;
-    p.step = t->state.step - t->state.schedule_start, p.num_steps = t->args.num_iterations;
+    p.step = t->state.step - 1, p.num_steps = end_step(t);  // the number of train.log's row
     p.loss = loss, p.norm = norm, p.lr = rate;
     p.step_seconds = seconds;
     p.tokens_per_second = (double)t->tokens_per_step / seconds;
     p.mfu = p.tokens_per_second * model_flops_per_token(&t->config, t->args.sequence_length) /
             (t->peak_flops * (double)ranks.size);
-    p.seconds_left = step_timer_seconds(&t->timer) * (double)(p.num_steps - p.step);
+    p.seconds_left = step_timer_seconds(&t->timer) * (double)(p.num_steps - t->state.step);
     puts(format_progress(line, &p));
     fflush(stdout);
 }
@@ -305,7 +312,7 @@ static void note_batches(Trainer* t) {
     }
     fflush(t->batch_log);
     warn("loss or gradient of step %zu is not finite; its update is skipped (first batch %016llx, all in batches.log)",
-         t->state.step + 1, (unsigned long long)first);
+         t->state.step, (unsigned long long)first);
 }
 
 // One optimiser step. A loss or gradient that is not finite skips the update, so the weights stay good, and
@@ -386,12 +393,13 @@ static void print_text(const char* s) {
 
 static void print_sample(Trainer* t) {
     const TrainArgs* a = &t->args;
-    SamplingSettings settings = {a->temperature, a->top_p};
+    SamplingSettings settings = {a->temperature, a->top_p, 0};
     size_t length = t->prompt.count;
     int* tokens = (int*)xcalloc(length + a->sample_length, sizeof(int));
     memcpy(tokens, t->prompt.ids, length * sizeof(int));
     KVCache cache = kv_cache_create(&t->config, length + a->sample_length);
-    length = generate(&t->model, &cache, tokens, length, a->sample_length, t->loader.eos, &settings, &t->state.sampler);
+    length = generate(&t->model, &cache, tokens, length, a->sample_length, t->loader.eos, &settings, &t->state.sampler,
+                      NULL);
     char* sample = tokenizer_decode(t->tokenizer, tokens, length, NULL);
     printf("sample %zu | ", t->state.step);
     print_text(sample);
@@ -440,6 +448,7 @@ int main(int argc, char** argv) {
     ranks_init(dist_needs_mpi());
     read_arguments(t, argc, argv);
     signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the run goes on, its end tells
+    if (ranks.rank == 0) { stop_starting_up(); }
     choose_attention(t);
     backend_init(dist_device(t->args.device), t->args.dtype);
     open_data(t);

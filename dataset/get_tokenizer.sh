@@ -1,8 +1,21 @@
 #!/bin/sh
-# Fetches the SentencePiece model of Mistral-7B-Instruct-v0.3 (32768 tokens) out of the Python package mistral-common,
-# through pip's own settings. Usage: dataset/get_tokenizer.sh [DEST], default data/tokenizer.model; does nothing when
-# the right file is there already. Needs python3 with pip, or a python named in $PYTHON.
+# Fetches the SentencePiece model of Mistral-7B-Instruct-v0.3 (32768 tokens). See --help.
 set -eu
+usage() {
+    cat <<'END'
+usage: dataset/get_tokenizer.sh [DEST]
+Fetches the SentencePiece model of Mistral-7B-Instruct-v0.3 (32768 tokens) out of the Python package mistral-common,
+through pip's own settings, into DEST (default data/tokenizer.model). Does nothing when that file is there already.
+Needs python3 with pip.
+
+  PYTHON     the python whose pip is asked (default python3)
+  DRY_RUN=1  says what would be fetched, and fetches nothing
+END
+}
+case "${1:-}" in
+    -h | --help) usage; exit 0 ;;
+    -*) echo "error: unknown flag $1; see dataset/get_tokenizer.sh --help" >&2; exit 1 ;;
+esac
 [ $# -gt 0 ] || cd "$(dirname "$0")/.."
 dest=${1:-data/tokenizer.model}
 python=${PYTHON:-python3}
@@ -20,6 +33,10 @@ matches() { printf '%s  %s\n' "$sha256" "$1" | sha256sum --check --status 2>/dev
 if [ -e "$dest" ]; then
     matches "$dest" && exit 0
     fail "$dest: found another file, expected the Mistral v0.3 tokenizer; move it away or name another destination"
+fi
+if [ "${DRY_RUN:-0}" = 1 ]; then
+    echo "$dest: would be taken from $package by $python -m pip"
+    exit 0
 fi
 "$python" -m pip --version >/dev/null 2>&1 || fail "$python -m pip does not run; install python3-pip (scripts/install_deps.sh)"
 

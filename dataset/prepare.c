@@ -13,7 +13,11 @@ a block. The shards do not depend on the number of threads.
 #include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
 #include "../llmc/text_tally.h"
+#include "document_lengths.h"
 #include "shard_writer.h"
+
+// Half of the documents shorter than this: too little to learn from how far back a token looks.
+enum { SHORT_DOCUMENT = 64, SHORT_DATASET = SHORT_DOCUMENT * SHORT_DOCUMENT };
 
 enum { MAX_THREADS = 1024 };
 
@@ -32,6 +36,8 @@ typedef struct {
     TextReport report;
     char* tokens;  // token_bytes each
     size_t token_count, token_capacity;
+    size_t* lengths;  // of its documents, in tokens
+    size_t length_count, length_capacity;
 } Block;
 
 typedef struct {
@@ -57,6 +63,7 @@ typedef struct {
 
 static Progress progress;
 static ShardWriter writer;
+static DocumentLengths lengths;
 
 // One line that fits 80 columns: in place on a terminal, every ten seconds elsewhere.
 static void progress_print(size_t tokens_made, size_t documents_read) {
@@ -148,6 +155,11 @@ static void block_add_document(const Pipeline* p, Block* b, const TokenList* ids
         }
     }
     b->token_count += n;
+    if (b->length_count == b->length_capacity) {
+        b->length_capacity = 2 * b->length_capacity + 64;
+        b->lengths = (size_t*)xrealloc(b->lengths, b->length_capacity * sizeof *b->lengths);
+    }
+    b->lengths[b->length_count++] = n;
 }
 
 static void block_encode(const Pipeline* p, Block* b, TokenList* ids) {
@@ -190,6 +202,7 @@ static void write_block(Pipeline* p, Block* b, TextTally* tally) {
     pthread_mutex_unlock(&p->lock);
     text_tally_add(tally, &p->rules, &b->text, &b->report);
     shard_writer_append(&writer, b->tokens, b->token_count);
+    for (size_t i = 0; i < b->length_count; i++) { lengths_add(&lengths, b->lengths[i]); }
     progress.read += b->text.size;
     progress_print(writer.tokens, tally->counts.documents + tally->input_counts.documents);
     text_block_release_if_large(&b->text);
@@ -198,7 +211,7 @@ static void write_block(Pipeline* p, Block* b, TextTally* tally) {
         b->tokens = NULL;
         b->token_capacity = 0;
     }
-    b->token_count = 0;
+    b->token_count = b->length_count = 0;
 }
 
 // Reads, hands out and writes blocks until the inputs end.
@@ -237,12 +250,25 @@ static TextTally run_pipeline(Pipeline* p, const Input* inputs, size_t input_cou
     return tally;
 }
 
-static void print_summary(const TextTally* tally, const char* out) {
+// separated: how the documents of txt inputs were told apart, NULL where there are none.
+static void print_lengths(const char* separated) {
+    size_t median = lengths_median(&lengths);
+    printf("tokens of a document: minimum %zu, median %zu, mean %.1f, longest %zu%s%s\n", lengths.shortest, median,
+           (double)lengths.tokens / (double)lengths.documents, lengths.longest,
+           separated ? "; documents of txt end " : "", separated ? separated : "");
+    if (median >= SHORT_DOCUMENT || lengths.tokens < SHORT_DATASET) { return; }
+    warn("half of the documents have %zu tokens or fewer, and no token sees beyond its document; %s", median,
+         separated ? "if they are parts of longer texts, give one file a text, or --separator file or another one"
+                   : "if they are parts of longer texts, join those");
+}
+
+static void print_summary(const TextTally* tally, const char* out, const char* separated) {
     size_t bytes = tally->counts.bytes;
     text_tally_warn(tally);
     printf("%s: %zu documents, %zu tokens, %zu bytes, %.4f tokens/byte, %zu shard%s, %.1f s\n", out,
            tally->counts.documents, writer.tokens, bytes, (double)writer.tokens / (double)bytes, writer.shards,
            writer.shards == 1 ? "" : "s", wall_seconds() - progress.started);
+    print_lengths(separated);
 }
 
 // ----------------------------------------------------------------------------
@@ -309,7 +335,7 @@ int main(int argc, char** argv) {
     Input* inputs = text_inputs_find(a.input.items, a.input.count, &a.text, &total_bytes);
     Tokenizer* tokenizer = tokenizer_open(a.tokenizer);
     Pipeline p = {.tokenizer = tokenizer,
-                  .rules = document_rules(&a.text),
+                  .rules = document_rules_of_inputs(&a.text, inputs, a.input.count),
                   .token_bytes = tokenizer_vocab_size(tokenizer) <= 65536 ? 2 : 4,
                   .ring_size = 2 * a.threads + 2,
                   .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -332,13 +358,15 @@ int main(int argc, char** argv) {
     TextTally tally = run_pipeline(&p, inputs, a.input.count, a.threads);
     progress_clear();
     shard_writer_commit(&writer);
-    print_summary(&tally, a.out);
+    print_summary(&tally, a.out, document_rules_words(&p.rules, inputs, a.input.count));
     for (size_t i = 0; i < p.ring_size; i++) {
         free(p.ring[i].text.bytes);
         text_report_free(&p.ring[i].report);
         free(p.ring[i].tokens);
+        free(p.ring[i].lengths);
     }
     free(p.ring);
+    free(lengths.bins);
     document_rules_free(&p.rules);
     free(inputs);
     free(a.input.items);

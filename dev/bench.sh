@@ -1,6 +1,9 @@
 #!/bin/sh
 # Runs the benchmarks of a build and gathers their lines in BUILD/bench.json: an array of objects.
 set -eu
+case "${1:-}" in
+    -h | --help | "") echo "usage: dev/bench.sh BUILD    (make bench calls it; writes BUILD/bench.json)"; exit 0 ;;
+esac
 build=$1
 lines=$build/bench.jsonl
 rm -f "$lines"

@@ -307,8 +307,11 @@ static inline void checkpoint_leave_encoding(const SafeTensors* file, const Mode
 // Weights alone, matched by name, from any safetensors file. What the file lacks is drawn and listed, what the
 // model lacks is listed; a wrong shape, another tokenizer, or no match at all, ends the program. With drop_encoding
 // nothing is taken that the file's encoding has learned.
-static inline void checkpoint_init_from(Model* model, const RunState* now, const char* path, bool drop_encoding,
+static inline void checkpoint_init_from(Model* model, const RunState* now, const char* from, bool drop_encoding,
                                         uint64_t seed) {
+    struct stat info;
+    bool folder = stat(from, &info) == 0 && S_ISDIR(info.st_mode);  // of a run, or one of its checkpoints
+    char* path = folder ? text("%s/model.safetensors", from) : xstrdup(from);
     SafeTensors file = safetensors_open(path);
     checkpoint_leave_encoding(&file, &model->config, drop_encoding);
     RunState saved;
@@ -339,6 +342,7 @@ static inline void checkpoint_init_from(Model* model, const RunState* now, const
     printf("weights  %zu tensors from %s\n", matched, path);
     model_parameters_changed(model);
     safetensors_close(&file);
+    free(path);
 }
 
 #endif

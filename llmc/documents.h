@@ -2,7 +2,8 @@
 Where documents begin and end, in blocks of an input file that are cut between documents.
 
   txt    documents are separated by blank lines (nothing but a line end), and lose the line end of their last line; or
-         by a separator string, and lose one line end at each end, so that separators may stand on a line of their own
+         by a separator string, and lose one line end at each end, so that separators may stand on a line of their own;
+         or each file is one document, without the blank lines around it and the line end of its last line
   jsonl  one object a line, the document is its text field; blank lines are skipped
 
 documents_cut() finds where a block can be cut, document_next() walks through the block.
@@ -21,7 +22,8 @@ typedef struct {
     const char* separator;  // separator_length 0 = blank lines
     size_t separator_length;
     const char* text_field;
-    bool raw_lines;  // the separator holds a \r without \n: line ends are left as they are
+    bool raw_lines;    // the separator holds a \r without \n: line ends are left as they are
+    bool whole_files;  // a txt file is one document
 } DocumentRules;
 
 // A line that is no document but says where a stream begins, ends or failed.
@@ -67,6 +69,7 @@ static inline bool is_blank_line_end(const char* block, size_t i) {
 static inline size_t documents_cut(const DocumentRules* rules, Format format, const char* block, size_t size,
                                    size_t from) {
     size_t n = rules->separator_length, cut = 0;
+    if (format == FORMAT_TXT && rules->whole_files) { return 0; }
     if (format == FORMAT_TXT && n > 0) {
         from = from >= n ? from - n + 1 : 0;
         for (const char* s; (s = (const char*)memmem(block + from, size - from, rules->separator, n)) != NULL;) {
@@ -127,6 +130,20 @@ static inline bool next_between_separators(const DocumentRules* rules, DocumentC
     return separator || *length > 0;
 }
 
+static inline bool next_whole_file(DocumentCursor* c, char** text, size_t* length) {
+    size_t n;
+    char *start = NULL, *end = NULL;
+    while (c->p < c->end) {
+        char* line = cursor_line(c, &n);
+        if (n == 0) { continue; }
+        if (!start) { start = line; }
+        end = line + n;
+    }
+    *text = start;
+    *length = start ? (size_t)(end - start) : 0;
+    return start != NULL;
+}
+
 #define STREAM_MARK_KEY "bamc_stream"
 
 // line[n] without blanks before it.
@@ -177,6 +194,7 @@ static inline bool document_next(const DocumentRules* rules, Format format, Docu
                                  size_t* length) {
     c->json.replaced = false;
     bool found = format == FORMAT_JSONL    ? next_json_line(rules, c, text, length)
+                 : rules->whole_files      ? next_whole_file(c, text, length)
                  : rules->separator_length ? next_between_separators(rules, c, text, length)
                                            : next_between_blank_lines(c, text, length);
     c->documents += found;

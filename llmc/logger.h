@@ -102,11 +102,22 @@ static inline cJSON* read_json(const char* path) {
 // ----------------------------------------------------------------------------
 // run folder
 
-// Creates LOG_DIR/MODEL_SIZE/ENCODING/version_NN with the first free NN and returns its path; release with free().
-// Safe against other runs that start at the same moment: mkdir() decides who gets a number.
-static inline char* run_folder_create(const char* log_dir, const char* model_size, const char* encoding) {
+// Creates LOG_DIR/MODEL_SIZE/ENCODING/version_NN with the first free NN, or NAME in its place, which must be new, and
+// returns its path; release with free(). Safe against other runs that start at the same moment: mkdir() decides who
+// gets a number.
+static inline char* run_folder_create(const char* log_dir, const char* model_size, const char* encoding,
+                                      const char* name) {
     char* parent = text("%s/%s/%s", log_dir, model_size, encoding);
     make_directories(parent);
+    if (name) {
+        char* path = text("%s/%s", parent, name);
+        if (mkdir(path, 0777) != 0) {
+            fatal("cannot create %s: %s; give another --run_name, or --checkpoint %s to go on with that run", path,
+                  strerror(errno), path);
+        }
+        free(parent);
+        return path;
+    }
     for (size_t version = 0; version < 100000; version++) {
         char* path = text("%s/version_%02zu", parent, version);
         if (mkdir(path, 0777) == 0) {
@@ -336,7 +347,7 @@ static inline void step_timer_add(StepTimer* t, double seconds) {
 static inline double step_timer_seconds(const StepTimer* t) { return t->weight > 0 ? t->sum / t->weight : NAN; }
 
 typedef struct {
-    size_t step, num_steps;  // steps done, counted from 1 for people
+    size_t step, num_steps;  // as in train.log: the first is 0, and the loss is that of the weights after so many
     double loss, norm, lr;
     double step_seconds;
     double tokens_per_second;
@@ -407,7 +418,8 @@ static inline const char* format_progress(char out[PROGRESS_BUFFER], const Progr
     snprintf(piece[6], sizeof piece[6], " %s%s", progress_number(number, slow ? seconds : 1000 * seconds, 4, 2),
              slow ? "s " : "ms");
     piece[7][0] = piece[8][0] = piece[9][0] = '\0';
-    if (percent >= 0) { snprintf(piece[7], sizeof piece[7], " mfu %2.0f%%", fmin(percent, 999)); }
+    // more than all means that the peak was measured on a machine that was busy
+    if (percent >= 0 && percent <= 100) { snprintf(piece[7], sizeof piece[7], " mfu %2.0f%%", percent); }
     if (known) {
         snprintf(piece[8], sizeof piece[8], " | %6s", format_duration(duration, left));
         snprintf(piece[9], sizeof piece[9], " left");

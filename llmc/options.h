@@ -341,6 +341,17 @@ static inline size_t option_distance(const char* a, size_t n, const char* b) {
     return edits[m];
 }
 
+// Are the n characters of a the initials of b's words, as lr are those of learning_rate?
+static inline bool option_is_abbreviation(const char* a, size_t n, const char* b) {
+    size_t i = 0;
+    for (const char* word = b; word; i++) {
+        if (i == n || a[i] != *word) { return false; }
+        word = strchr(word, '_');
+        word = word ? word + 1 : NULL;
+    }
+    return i == n && n > 1;
+}
+
 __attribute__((noreturn)) static inline void options_refuse_flag(const Options* o, const char* flag) {
     const char* name = flag + strspn(flag, "-");
     size_t n = strcspn(name, "="), best = n / 3 + 2;
@@ -352,6 +363,7 @@ __attribute__((noreturn)) static inline void options_refuse_flag(const Options* 
         const char* spellings[] = {r->name, r->alias, option_is_switch(r) ? negated : NULL};
         for (size_t j = 0; j < 3; j++) {
             size_t distance = spellings[j] ? option_distance(name, n, spellings[j]) : best;
+            if (spellings[j] && option_is_abbreviation(name, n, spellings[j])) { distance = 0; }
             if (distance >= best) { continue; }
             best = distance;
             snprintf(nearest, sizeof nearest, " (did you mean --%s?)", spellings[j]);

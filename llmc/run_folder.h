@@ -178,6 +178,23 @@ static inline void run_folder_close(RunFolder* run) {
     free(run->encoding);
 }
 
+// Where the tokenizer of the run's data is, as far as the run knows: train_gpt records its flag, which need not be that
+// of the data when it prints no samples. Release with free().
+static inline char* run_tokenizer(const RunFolder* run, const char* folder) {
+    Tokenizer* bytes = tokenizer_open("bytes");
+    const bool is_bytes = run->tokenizer_hash == tokenizer_hash(bytes);
+    tokenizer_close(bytes);
+    if (is_bytes) { return xstrdup("bytes"); }
+    const cJSON* args = cJSON_GetObjectItemCaseSensitive(run->json, "args");
+    const char *recorded = model_arg_text(args, "tokenizer", NULL),
+               *source = recorded ? recorded : "data/tokenizer.model";
+    if (strcmp(source, "bytes") != 0 && !file_exists(source)) {
+        fatal("%s: not found, the tokenizer that %s/args.json names; give --tokenizer FILE, that of the run's data",
+              source, folder);
+    }
+    return xstrdup(source);
+}
+
 // Refuses a tokenizer that is not that of the run's data.
 static inline void run_check_tokenizer(const RunFolder* run, const Tokenizer* t, const char* folder) {
     const char *name = tokenizer_name(t), *advice = "give the tokenizer of the run's data";

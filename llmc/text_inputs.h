@@ -60,10 +60,18 @@ static inline void separator_unify_lines(DocumentRules* rules, char* bytes) {
     if (!rules->raw_lines) { rules->separator_length = kept; }
 }
 
-// Release with document_rules_free().
+// What a text is read by that is the only one: blank lines, unless --separator says otherwise. Release with
+// document_rules_free().
 static inline DocumentRules document_rules(const TextOptions* o) {
-    DocumentRules rules = {NULL, 0, o->text_field ? o->text_field : "text", false};
-    if (!o->separator) { return rules; }
+    DocumentRules rules = {NULL, 0, o->text_field ? o->text_field : "text", false, false};
+    if (!o->separator || strcmp(o->separator, "blank") == 0) { return rules; }
+    rules.whole_files = strcmp(o->separator, "file") == 0;
+    if (rules.whole_files) { return rules; }
+    if (strcmp(o->separator, "nul") == 0) {
+        rules.separator = (const char*)xcalloc(1, 1);
+        rules.separator_length = 1;
+        return rules;
+    }
     char* bytes = separator_bytes(o->separator, &rules.separator_length);
     separator_unify_lines(&rules, bytes);
     rules.separator = bytes;
@@ -139,6 +147,23 @@ static inline Input* text_inputs_find(const char* const* paths, size_t count, co
     if (unknown) { *total = 0; }
     if (o->separator && !any_txt) { fatal("--separator is for txt input, found only jsonl; leave it out"); }
     return inputs;
+}
+
+// The rules for all inputs together: of several texts each is one document, unless --separator says otherwise.
+static inline DocumentRules document_rules_of_inputs(const TextOptions* o, const Input* inputs, size_t count) {
+    DocumentRules rules = document_rules(o);
+    size_t texts = 0;
+    for (size_t i = 0; i < count; i++) { texts += inputs[i].format == FORMAT_TXT; }
+    rules.whole_files = rules.whole_files || (!o->separator && texts > 1);
+    return rules;
+}
+
+// How the documents of txt inputs were told apart; NULL where there is no txt.
+static inline const char* document_rules_words(const DocumentRules* rules, const Input* inputs, size_t count) {
+    size_t texts = 0;
+    for (size_t i = 0; i < count; i++) { texts += inputs[i].format == FORMAT_TXT; }
+    if (texts == 0) { return NULL; }
+    return rules->whole_files ? "with their file" : rules->separator_length ? "at --separator" : "at blank lines";
 }
 
 #endif

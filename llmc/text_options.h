@@ -10,9 +10,10 @@ typedef struct {
 } TextOptions;
 
 #define TEXT_FORMAT_HELP "needed for - and for names that end in neither .txt nor .jsonl"
-#define TEXT_SEPARATOR_HELP                                                           \
-    "separates the documents of a txt file, in place of blank lines; \\n, \\r, \\t, " \
-    "\\0, \\xHH and \\\\ are understood"
+#define TEXT_SEPARATOR_HELP                                                                \
+    "where the documents of a txt file end: blank (at blank lines), file (one a file), "   \
+    "nul (at zero bytes), or at this string, in which \\n, \\r, \\t, \\0, \\xHH and \\\\ " \
+    "are understood"
 #define TEXT_FIELD_HELP "the field of a jsonl line that holds the document"
 
 #endif

@@ -100,8 +100,9 @@ static inline void text_tally_end_input(TextTally* t, const DocumentRules* rules
     text_note(&t->keeps_crlf, in, c->crlf > 0);
     text_note(&t->invalid, in, c->invalid > 0);
     text_note(&t->unseparated, in, is_txt && some && by_separator && t->separators == 0);
-    text_note(&t->one_document, in,
-              is_txt && !by_separator && c->documents == 1 && c->bytes > (size_t)TEXT_LARGE_DOCUMENT);
+    text_note(
+        &t->one_document, in,
+        is_txt && !by_separator && !rules->whole_files && c->documents == 1 && c->bytes > (size_t)TEXT_LARGE_DOCUMENT);
     text_counts_add(&t->counts, c);
     memset(&t->input_counts, 0, sizeof t->input_counts);
     memset(&t->stream, 0, sizeof t->stream);

@@ -11,7 +11,7 @@ The names and meanings of the published system's flags are kept; ours are added 
 #include "schedule.h"
 
 typedef struct {
-    const char *dataset, *data_dir, *log_dir, *tokenizer;
+    const char *dataset, *data_dir, *log_dir, *run_name, *tokenizer;
     const char *position_encoding, *model_size;
     OptionList layer_encodings, layer_windows;
     size_t dim, n_layers, n_heads, n_kv_heads, ffn_dim;
@@ -22,7 +22,7 @@ typedef struct {
     size_t min_tokens_per_step, tokens_per_step, max_tokens_per_step;
     size_t num_iterations, warmup_iters, seed;
     const char *optimizer, *lr_scheduler;
-    double learning_rate, learning_rate_decay_frac, weight_decay, grad_clip;
+    double learning_rate, learning_rate_decay_frac, weight_decay, grad_clip, beta1, beta2, adam_eps;
     size_t val_tokens, min_val_tokens, max_val_tokens, val_tokens_padding, val_loss_every;
     size_t sample_every, sample_length;
     const char* sample_prompt;
@@ -60,6 +60,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_STRING(a->dataset, "10B", "folder of token shards under --data_dir"),
         OPT_STRING(a->data_dir, "data", "where datasets are"),
         OPT_STRING(a->log_dir, "logs", "where run folders are made"),
+        OPT_STRING(a->run_name, NULL, "name of the new run's folder, instead of version_00, version_01, ..."),
         OPT_STRING(a->tokenizer, "data/tokenizer.model", "SentencePiece model, or bytes; read only to print samples"),
         OPT_GROUP("Model"),
         option_one_of("encoding", OPT_CHOICE(a->position_encoding, "nope", posenc_choices(), "positional encoding")),
@@ -94,6 +95,9 @@ static inline Options train_options(TrainArgs* a) {
         OPT_SIZE(a->warmup_iters, "0", 0, 1e12, "steps of linear warm-up"),
         OPT_DOUBLE(a->learning_rate_decay_frac, "1", 0, 1, "share of the learning rate that is left at the end"),
         OPT_DOUBLE(a->weight_decay, "0", 0, 1e6, "of matrices; norms, scales and priors have none"),
+        OPT_DOUBLE(a->beta1, "0.9", 0, 0.999999, "share of the gradients' mean that a step keeps"),
+        OPT_DOUBLE(a->beta2, "0.95", 0, 0.999999, "share of the squared gradients' mean that a step keeps"),
+        OPT_DOUBLE(a->adam_eps, "1e-8", 1e-30, 1, "added to the root of the squared gradients' mean"),
         OPT_DOUBLE(a->grad_clip, "1", 0, 1e12, "largest global norm of the gradient; 0: no clipping"),
         OPT_SIZE(a->seed, "42", 0, OPTION_MAX, "of initial weights and samples"),
         OPT_GROUP("Validation"),
@@ -116,11 +120,12 @@ static inline Options train_options(TrainArgs* a) {
         OPT_STRING(a->checkpoint, NULL, "run folder, or one of its checkpoints, to resume from"),
         OPT_BOOL(a->checkpoint_args, "0", "take all arguments from the checkpoint's run; flags given here win"),
         OPT_BOOL(a->reset_steps, "0", "start the schedule anew from the checkpoint, in a new run folder"),
-        OPT_STRING(a->init_from, NULL, "safetensors file to start the weights from; what it lacks is drawn"),
+        OPT_STRING(a->init_from, NULL,
+                   "safetensors file or run folder to start the weights from; what it lacks is drawn"),
         OPT_BOOL(a->drop_encoding, "0",
                  "take the weights of --init_from without the encoding that they were trained with"),
         OPT_GROUP("Machine"),
-        OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16 float16", "precision of matrix products"),
+        OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16", "precision of matrix products"),
         OPT_STRING(a->device, "auto", "auto, or the device of this build"),
         OPT_CHOICE(a->attention, "own", "own cudnn", "whose kernels; cudnn where the CUDA build has it"),
         OPT_BOOL(a->recompute, "0", "compute activations again in the backward pass: less memory, more time"),
@@ -132,7 +137,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_BOOL(a->overfit_single_batch, "0", "train on the first batch only"),
         OPT_BOOL(a->debug_batches, "0", "log a hash of every batch to batches.log, not only of steps that are skipped"),
         OPT_SIZE(a->debug_nan_step, "0", 0, 1e12,
-                 "take the last rank's loss of this step for NaN, counted from 1; 0: never"),
+                 "take the last rank's loss of the Nth step for NaN, which is step N - 1 of train.log; 0: never"),
     };
     return options_create("train_gpt", "Trains a language model on token shards and writes a run folder.", rows,
                           sizeof rows / sizeof *rows);
@@ -140,6 +145,53 @@ static inline Options train_options(TrainArgs* a) {
 
 // ----------------------------------------------------------------------------
 // what follows from the arguments
+
+// Warns of what was given on the command line and has no effect together with the rest. Not refused, since sweeps over
+// encodings and schedules hand every flag to every run.
+static inline void train_warn_unused(const TrainArgs* a, const Options* o, const ModelConfig* c) {
+    char* list = xstrdup("");
+    const char* names[MODEL_OPTION_COUNT + 2 * POSENC_TENSOR_COUNT + 1];
+    size_t count = 0;
+    char trainable[POSENC_TENSOR_COUNT][64];
+    bool applies[MODEL_OPTION_COUNT];
+    model_options_applied(c, applies);
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        if (!applies[i]) { names[count++] = model_option(i)->flag; }
+    }
+    for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
+        const PosencTensor* tensor = posenc_tensor(t);
+        if (model_has_encoding(c, tensor->owner)) { continue; }
+        snprintf(trainable[t], sizeof trainable[t], "%s_trainable", tensor->name);
+        names[count++] = tensor->init_name, names[count++] = trainable[t];
+    }
+    if (!model_learns(c)) { names[count++] = "prior_lr"; }
+    for (size_t i = 0; i < count; i++) {
+        if (options_source(o, names[i]) < OPTION_FROM_COMMAND_LINE) { continue; }
+        char* longer = text("%s%s--%s", list, *list ? ", " : "", names[i]);
+        free(list);
+        list = longer;
+    }
+    char* encoding = model_encoding_name(c);
+    if (*list) { warn("not used by --position_encoding %s: %s", encoding, list); }
+    free(list), free(encoding);
+    bool schedule_given = options_source(o, "lr_scheduler") == OPTION_FROM_COMMAND_LINE;
+    if (schedule_given && a->learning_rate_decay_frac >= 1 && strcmp(a->lr_scheduler, "constant") != 0) {
+        warn(
+            "--lr_scheduler %s changes nothing while --learning_rate_decay_frac is 1; give that, too, such as "
+            "--learning_rate_decay_frac 0.1",
+            a->lr_scheduler);
+    }
+}
+
+// A run's name is one word of a path, and hidden folders are no runs.
+static inline void train_check_run_name(const TrainArgs* a) {
+    const char* name = a->run_name;
+    if (!name) { return; }
+    if (name[0] == '.' || strchr(name, '/') || strlen(name) > 200) {
+        fatal("--run_name %s, expected a name without '/' that does not begin with '.'; --log_dir says where runs are",
+              name);
+    }
+}
 
 // Refuses initial values that are no use.
 static inline void train_check_initial(const TrainArgs* a) {

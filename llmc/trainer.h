@@ -135,7 +135,7 @@ static inline void create_run(Trainer* t) {
     if (same_run(t)) {
         keep_later(t);
     } else {
-        t->folder = run_folder_create(a->log_dir, a->model_size, t->encoding);
+        t->folder = run_folder_create(a->log_dir, a->model_size, t->encoding, a->run_name);
         run_lock(t->folder);
     }
     char device[256];
@@ -251,7 +251,8 @@ static inline void end_of_training(Trainer* t) {
     if (!t->stop || (ended && t->saved)) { return; }
     printf("stopped by %s after step %zu", stop_signal_name(t->stop), t->state.step);
     if (t->saved) {
-        printf("; resume with\n  --checkpoint %s --checkpoint_args\n", t->folder);
+        const char* by = ranks.size > 1 ? " by the same launcher" : "";
+        printf("; resume%s with\n  %s --checkpoint %s --checkpoint_args\n", by, program_invocation_name, t->folder);
     } else {
         char* advice = name_checkpoint(t);
         printf(", which is not saved; %s\n", advice);

@@ -1,9 +1,20 @@
 #!/bin/sh
 # The point of the project in a few minutes on a laptop: tiny models of several encodings learn to retrieve a passkey
 # in texts of 128 tokens, then look for it in texts up to 32 times as long. The very path of a real run: text,
-# tokenizer, shards, training, evaluation, table, picture.
-# usage: scripts/demo.sh [--all] [flags of train_gpt]    --all: all ten encodings instead of four
+# tokenizer, shards, training, evaluation, table, picture. See --help.
 set -eu
+usage() {
+    cat <<'END'
+usage: scripts/demo.sh [--all] [flags of train_gpt]
+Trains tiny models of four encodings on texts of 128 tokens with a passkey in them, then looks for it in texts up to 32
+times as long; ends in a table and in plots/demo. Under 5 minutes on a laptop.
+
+  --all  ten encodings instead of four
+
+The data go to data/demo, the runs to logs/demo; what is there is not made again.
+END
+}
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 cd "$(dirname "$0")/.."
 encodings=bam_ssmax,alibi,rotary,sinusoidal
 if [ "${1:-}" = --all ]; then
@@ -37,7 +48,7 @@ scripts/sweep.sh --encodings "$encodings" --sizes l2 --jobs "$jobs" --log_dir lo
     --sequence_length $length --batch_size 32 --tokens_per_step 4096 --num_iterations 2000 \
     --learning_rate 4e-3 --learning_rate_decay_frac 0.1 --warmup_iters 50 \
     --val_loss_every 500 --val_tokens 32768 --val_tokens_padding 0 "$@" \
-    --eval "--tokenizer data/demo.model --passkey_keys held_out --passkey_sample_size 40
+    --eval "--passkey_keys held_out --passkey_sample_size 40
             --passkey_seq_lens 128,256,512,1024,2048,4096"
 
 step "keys found, by the length of the text"

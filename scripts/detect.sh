@@ -3,6 +3,9 @@
 # (for people). Stops with one line when something that the programs cannot do without is missing, unless PARTIAL=1
 # asks for what can be built without it.
 set -u
+case "${1:-}" in
+    -h | --help | "") echo "usage: [PARTIAL=1] scripts/detect.sh BUILD    (make calls it; writes BUILD/config.mk)"; exit 0 ;;
+esac
 build=$1
 tmp=$build/detect
 mkdir -p "$tmp"

@@ -5,12 +5,23 @@
 # Needs nvcc and cuBLASLt. Left out, with a line, where they are missing: the programs (cJSON), tests (cmocka), tests
 # against the CPU's operators (oneDNN), cuDNN's attention (scripts/install_deps.sh --cudnn). Libraries unpacked elsewhere
 # are found through CPATH, LIBRARY_PATH and LD_LIBRARY_PATH. No MPI, SentencePiece or network.
-# usage: scripts/gpu_check.sh [--budget SECONDS] [--precision bf16|fp32] [--dry_run]
 set -u
+usage() {
+    cat <<'END'
+usage: scripts/gpu_check.sh [--budget SECONDS] [--precision bf16|fp32] [--dry_run]
+Checks and measures the CUDA code on a machine with a GPU: builds for it, runs the CUDA tests, compute-sanitizer,
+benchmarks, training and long contexts. Prints Markdown, also in BUILD/gpu.md. Needs nvcc and cuBLASLt.
+
+  --budget SECONDS   ends by itself after so many (default 480); what had no time is named
+  --precision WORD   of the build: bf16 (default) or fp32
+  --dry_run          prints the commands only
+END
+}
 cd "$(dirname "$0")/.." || exit 1
 budget=480 precision=bf16 dry_run=0
 while [ $# -gt 0 ]; do
     case $1 in
+        -h | --help) usage; exit 0 ;;
         --dry_run) dry_run=1 ;;
         --budget | --precision)
             [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; exit 1; }

@@ -1,9 +1,22 @@
 #!/bin/sh
-# Installs the Debian packages that bam.c builds, tests and plots with; asks for sudo when not root.
-# Packages that are already there cost nothing. `scripts/install_deps.sh --list` only prints the names.
-# `scripts/install_deps.sh --cudnn` gets the headers of cuDNN's frontend, and cuDNN itself where the CUDA toolkit has
-# none, from PyPI into .deps/cudnn: for `make cuda USE_CUDNN=1`, nothing else.
+# Installs the Debian packages that bam.c builds, tests and plots with. See --help.
 set -eu
+usage() {
+    cat <<'END'
+usage: scripts/install_deps.sh [--list | --cudnn]
+Installs the Debian packages that bam.c builds, tests and plots with; asks for sudo when not root. Packages that are
+already there cost nothing.
+
+  --list   only prints their names
+  --cudnn  gets the headers of cuDNN's frontend instead, and cuDNN itself where the CUDA toolkit has none, from PyPI
+           into .deps/cudnn: for make cuda USE_CUDNN=1
+END
+}
+case "${1:-}" in
+    "" | --list | --cudnn) ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "error: unknown argument $1; see scripts/install_deps.sh --help" >&2; exit 1 ;;
+esac
 if [ "${1:-}" = --cudnn ]; then
     cd "$(dirname "$0")/.."
     packages=nvidia-cudnn-frontend==1.32.0

@@ -50,7 +50,7 @@ SIZES = ["l2", "l4", "l6", "l8", "l12", "l15", "l18", "l24"]
 HOW_TO_RUN = {"log_dir", "data_dir", "tokenizer", "device", "compile", "tensorcores", "recompute", "checkpoint_every",
               "keep_checkpoints", "sample_every", "sample_prompt", "sample_length", "temperature", "top_p",
               "debug_batches"}
-OURS = {"checkpoint", "checkpoint_args", "reset_steps", "position_encoding", "model_size"}
+OURS = {"checkpoint", "checkpoint_args", "reset_steps", "run_name", "position_encoding", "model_size"}
 ALIASES = {"theta_beta_init": "thata_beta_init"}
 MULTIPLES = (1, 4, 16)  # of the training length, in the table
 POLL_SECONDS = 0.05

@@ -461,8 +461,80 @@ static void test_program_hangup(void** state) {
     signal(SIGHUP, SIG_DFL);
 }
 
+// ----------------------------------------------------------------------------
+// text from the model
+
+// What the program prints for these flags, control characters as spaces, as train_gpt prints its samples.
+static char* sample_of(const char* flags) {
+    char* all = text("--log_dir %s --length 40 %s", run_folder, flags);
+    Run r = run_evaluate(all);
+    if (!exited_with(&r, 0)) { fail_msg("evaluate %s: %s", all, r.err); }
+    assert_non_null(strstr(r.err, " tokens/s\n"));
+    char* out = xstrdup(r.out);
+    for (char* c = out; *c; c++) {
+        if (*c == '\t' || (*c == '\n' && c[1])) { *c = ' '; }
+    }
+    run_free(&r);
+    free(all);
+    return out;
+}
+
+// The same text as train_gpt's sample of these weights, of the run's own tokenizer, and nothing in the run changes.
+static void test_program_sample(void** state) {
+    (void)state;
+    char* run = copy_run("untouched");
+    char* flags = text(
+        "--dataset letters --position_encoding bam_ssmax --tokens_per_step 64 --num_iterations 1 --seed 5 --init_from "
+        "%s --sample_every 1 --sample_prompt abc --sample_length 40",
+        run_folder);
+    Run r = train_tiny("sampled", flags);
+    char *sample = strstr(r.out, "sample 0 | "), *end = sample ? strchr(sample, '\n') : NULL;
+    assert_non_null(end);
+    end[1] = '\0';
+    char* same = sample_of("--prompt abc --seed 5");
+    assert_string_equal(same, sample + strlen("sample 0 | "));
+    char* again = sample_of("--prompt abc --seed 5 --seq_batch_size 2 --top_k 258");
+    assert_string_equal(again, same);
+    char* other = sample_of("--prompt abc --seed 6");
+    assert_string_not_equal(other, same);
+    char *greedy = sample_of("--prompt abc --temperature 0"), *one = sample_of("--prompt abc --top_k 1 --seed 7");
+    assert_string_equal(greedy, one);
+    char* difference = text("diff -r %s %s", run_folder, run);
+    assert_int_equal(system(difference), 0);
+    run_free(&r);
+    free(run), free(flags), free(same), free(again), free(other), free(greedy), free(one), free(difference);
+}
+
+// Prompts of a file, and those that are typed, give what each gives alone; typed ones are not printed again.
+static void test_program_sample_prompts(void** state) {
+    (void)state;
+    char *path = text("%s/prompts", scratch), *script = text("%s/typed.sh", scratch);
+    write_text_atomically(path, "abc\n\nxy\r\n");
+    const char* program = getenv("EVALUATE");
+    char* command = text("exec %s \"$@\" <%s\n", program ? program : "./evaluate", path);
+    write_text_atomically(script, command);
+    char *first = sample_of("--prompt abc --temperature 0"), *second = sample_of("--prompt xy --temperature 0");
+    char *flags = text("--prompt_file %s --temperature 0", path), *both = sample_of(flags);
+    char* want = text("%.*s %s", (int)strlen(first) - 1, first, second);
+    assert_string_equal(both, want);
+    char* typed = text("sh %s --log_dir %s --length 40 --temperature 0 --interactive", script, run_folder);
+    Run r = start_command(typed);
+    finish_train(&r);
+    assert_true(exited_with(&r, 0));
+    for (char* c = r.out; *c; c++) {
+        if (*c == '\t' || (*c == '\n' && c[1])) { *c = ' '; }
+    }
+    char* answers = text("%.*s %s", (int)strlen(first) - 4, first + 3, second + 2);
+    assert_string_equal(r.out, answers);
+    assert_int_equal(count_words(r.err, " tokens/s\n"), 2);
+    run_free(&r);
+    free(path), free(script), free(command), free(first), free(second), free(flags), free(both), free(want);
+    free(typed), free(answers);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_program_sample),        cmocka_unit_test(test_program_sample_prompts),
         cmocka_unit_test(test_program_passkey),       cmocka_unit_test(test_program_patience),
         cmocka_unit_test(test_program_interruption),  cmocka_unit_test(test_program_score),
         cmocka_unit_test(test_program_perplexity),    cmocka_unit_test(test_program_partial_perplexity),

@@ -56,7 +56,7 @@ static size_t count_files(const char* path) {
 // run folders
 
 static void assert_creates(const char* version) {
-    char* path = run_folder_create(in_folder("logs"), "l6", "bam_ssmax");
+    char* path = run_folder_create(in_folder("logs"), "l6", "bam_ssmax", NULL);
     char want[256];
     snprintf(want, sizeof want, "%s/logs/l6/bam_ssmax/%s", folder, version);
     assert_string_equal(path, want);
@@ -100,7 +100,7 @@ static void test_version_race(void** state) {
             snprintf(encoding, sizeof encoding, "%zu", round);
             atomic_fetch_add(arrived, 1);
             while (atomic_load(arrived) < 2 * (round + 1)) { sched_yield(); }
-            char *path = run_folder_create(folder, "l2", encoding), *mine = text("%s/owner", path);
+            char *path = run_folder_create(folder, "l2", encoding, NULL), *mine = text("%s/owner", path);
             int fd = open(mine, O_CREAT | O_EXCL | O_WRONLY, 0666);  // fails if the other one has this folder
             shared = shared || fd < 0;
             close(fd);
@@ -122,7 +122,7 @@ static void test_version_race(void** state) {
     }
 }
 
-static void create_in(void* log_dir) { run_folder_create((const char*)log_dir, "l6", "nope"); }
+static void create_in(void* log_dir) { run_folder_create((const char*)log_dir, "l6", "nope", NULL); }
 
 static void test_run_folder_refusals(void** state) {
     (void)state;
@@ -373,6 +373,7 @@ static void test_progress_lines(void** state) {
          "step 1/9 loss 0.0000 norm 0.00 lr nan  10.0k tok/s 1.23ms mfu  0% |  1m00s left"},
         {{1, 9, 1e9, 99.96, 1e-10, 250, 12, 1, NAN},
          "step 1/9 loss  1.0e9 norm  100 lr 1.0e-10     12 tok/s  250s  mfu 100%"},
+        {{0, 9, 1, 1, 1e-3, 0.5, 1000, 1.2, NAN}, "step 0/9 loss 1.0000 norm 1.00 lr 1.0e-3  1.00k tok/s  500ms"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char line[PROGRESS_BUFFER];

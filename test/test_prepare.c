@@ -120,14 +120,78 @@ static void test_documents(void** state) {
     remove_scratch("d");
 }
 
+// Of several texts each is one document, unless --separator says otherwise.
+static void test_several_files(void** state) {
+    (void)state;
+    static const struct {
+        const char *flags, *documents, *said;
+    } cases[] = {
+        {"", "one\n\ntwo|three\n\n\nfour|", "; documents of txt end with their file\n"},
+        {"--separator file", "one\n\ntwo|three\n\n\nfour|", "; documents of txt end with their file\n"},
+        {"--separator blank", "one|two|three|four|", "; documents of txt end at blank lines\n"},
+        {"--separator o", "ne\n\ntw|three\n\n\nf|ur|", "; documents of txt end at --separator\n"},
+    };
+    char* first = write_bytes("a.txt", BYTES("\none\n\ntwo\n\n"));
+    char *second = write_bytes("b.txt", BYTES("three\r\n\r\n\r\nfour")), *third = write_bytes("c.txt", BYTES("\n\n"));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_succeeded(run("prepare", "%s %s %s %s --tokenizer bytes --out %s/s --overwrite", first, second, third,
+                             cases[i].flags, scratch));
+        Bytes got = documents_of("s", "bytes", 100000000);
+        assert_string_equal(got.bytes, cases[i].documents);
+        assert_contains(&output, cases[i].said);
+        free(got.bytes);
+    }
+    // one file alone: blank lines, or what is asked for
+    assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/s --overwrite", second, scratch));
+    assert_contains(&output, "/s: 2 documents");
+    assert_contains(&output, "minimum 6, median 6, mean 6.5, longest 7; documents of txt end at blank lines\n");
+    assert_succeeded(run("prepare", "%s --separator file --tokenizer bytes --out %s/s --overwrite", second, scratch));
+    assert_contains(&output, "/s: 1 documents");
+    char* stream = write_bytes("stream", BYTES("one\n\ntwo\n\0three\0"));
+    assert_succeeded(
+        run("prepare", "- --format txt --separator nul --tokenizer bytes --out %s/s --overwrite <%s", scratch, stream));
+    Bytes got = documents_of("s", "bytes", 100000000);
+    assert_string_equal(got.bytes, "one\n\ntwo|three|");
+    free(got.bytes);
+    free(first), free(second), free(third), free(stream);
+    remove_scratch("s");
+}
+
+// The command of README's quick start, on other files, by the tokenizer that needs none.
+static void test_quick_start(void** state) {
+    (void)state;
+    Bytes readme = read_bytes("README.md");
+    char* command = strstr(readme.bytes, "dataset/prepare --input $(find /usr/share/perl");
+    assert_non_null(command);
+    char* end = strstr(command, "\n./train_gpt");
+    assert_non_null(end);
+    *end = '\0';
+    char *script = write_bytes("quick.sh", command, strlen(command)), *folder = text("%s/pages/deep", scratch);
+    make_directories(folder);
+    char *b = write_bytes("pages/b.pod", BYTES("=head1 B\n\nSecond.\n")),
+         *c = write_bytes("pages/c.txt", BYTES("no\n"));
+    char* a = write_bytes("pages/a.pod", BYTES("=head1 A\n\nFirst.\n"));
+    char* third = write_bytes("pages/deep/d.pod", BYTES("Third.\n"));
+    char* edit = text(
+        "sed -i -e 's|/usr/share/perl|%s/pages|; s|data/tokenizer.model|bytes|; s|data/mytext|%s/q|; "
+        "s|^dataset/prepare|%s|' %s && sh %s >/dev/null",
+        scratch, scratch, program("prepare"), script, script);
+    assert_int_equal(system(edit), 0);
+    Bytes got = documents_of("q", "bytes", 100000000);
+    assert_string_equal(got.bytes, "=head1 A\n\nFirst.|=head1 B\n\nSecond.|Third.|");
+    free(got.bytes), free(edit), free(script), free(folder), free(readme.bytes);
+    free(a), free(b), free(c), free(third);
+    remove_scratch("q");
+}
+
 // ----------------------------------------------------------------------------
 // order, completeness, threads
 
 static const struct {
     const char *name, *flags, *before, *newline, *after;
 } styles[] = {
-    {"blank.txt", "", "", "\n", "\n\n"},
-    {"crlf.txt", "", "", "\n", "\r\n\r\n"},
+    {"blank.txt", "--separator blank", "", "\n", "\n\n"},
+    {"crlf.txt", "--separator blank", "", "\n", "\r\n\r\n"},
     {"separator.txt", "--separator '<|end|>'", "", "\n", "<|end|>"},
     {"lines.jsonl", "", "{\"n\":0,\"text\":\"", "\\n", "\"}\n"},
 };
@@ -170,7 +234,7 @@ static void check_threads(const char* tokenizer, size_t size, size_t first, size
         assert_succeeded(run("prepare",
                              "%s --input=%s %s --tokenizer %s --out %s/t%zu/s --threads %d --shard_size 399_989",
                              paths[0], paths[1], styles[first].flags, tokenizer, scratch, i, threads[i]));
-        assert_int_equal(strchr(output.bytes, '\n') - output.bytes + 1, output.size);  // one line
+        assert_int_equal(strncmp(strchr(output.bytes, '\n'), "\ntokens of a document: ", 23), 0);
         char* same = text("diff -r %s/t0/s %s/t%zu/s", scratch, scratch, i);
         assert_int_equal(system(same), 0);
         free(same);
@@ -267,9 +331,12 @@ static void test_one_large_document(void** state) {
     assert_succeeded(run("prepare", "%s --tokenizer bytes --out %s/w", path, scratch));
     assert_contains(&errors, "lines.txt: one document, as no line is blank; give --separator");
     assert_succeeded(run("prepare", "%s %s --tokenizer bytes --out %s/w --overwrite", path, path, scratch));
+    assert_string_equal(errors.bytes, "");
+    assert_succeeded(
+        run("prepare", "%s %s --separator blank --tokenizer bytes --out %s/w --overwrite", path, path, scratch));
     assert_contains(&errors, "lines.txt and 1 more: one document");
     assert_succeeded(run("prepare", "%s --separator '\\n' --tokenizer bytes --out %s/w --overwrite", path, scratch));
-    assert_string_equal(errors.bytes, "");
+    assert_contains(&errors, "warning: half of the documents have 21 tokens or fewer");
     assert_contains(&output, "5000 documents");
     free(content);
     free(path);
@@ -577,6 +644,8 @@ static void test_interrupted(void** state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_documents),
+        cmocka_unit_test(test_several_files),
+        cmocka_unit_test(test_quick_start),
         cmocka_unit_test(test_threads_bytes),
         cmocka_unit_test(test_threads_mistral),
         cmocka_unit_test(test_block_edges),

@@ -526,6 +526,45 @@ static void test_plotted_priors(void** state) {
     assert_string_equal(at, "");
 }
 
+// ----------------------------------------------------------------------------
+// --help
+
+// Every script says what it is, and does nothing else: it runs in a copy of the scripts alone.
+static void test_help(void** state) {
+    (void)state;
+    static const char* const scripts[] = {
+        "dataset/get_tokenizer.sh",
+        "scripts/demo.sh",
+        "scripts/detect.sh",
+        "scripts/gpu_check.sh",
+        "scripts/install_deps.sh",
+        "scripts/plot.sh",
+        "scripts/slurm_sweep.sh",
+        "scripts/sweep.sh",
+        "scripts/train_paper.sh",
+        "scripts/multi_node/env.sh",
+        "scripts/multi_node/mpirun.sh",
+        "scripts/multi_node/single_node.sh",
+        "scripts/multi_node/slurm.sh",
+        "dataset/fineweb.py",
+        "dataset/wikipedia.py",
+        "dev/bench.sh",
+    };
+    expect_status(
+        0, "mkdir $S/help && cp -r --parents scripts dataset dev/bench.sh $S/help && find $S/help | sort >$S/was");
+    for (size_t i = 0; i < sizeof scripts / sizeof *scripts; i++) {
+        char* command = text("cd $S/help && PYTHONDONTWRITEBYTECODE=1 %s --help", scripts[i]);
+        expect_status(0, command);
+        expect_words("usage: ");
+        free(command);
+    }
+    expect_status(0, "cd $S/help && DRY_RUN=1 dataset/get_tokenizer.sh");
+    expect_words("data/tokenizer.model: would be taken from mistral-common");
+    expect_status(1, "cd $S/help && dataset/get_tokenizer.sh --dest x");
+    expect_status(1, "cd $S/help && scripts/install_deps.sh --lists");
+    expect_status(0, "find $S/help | sort | cmp - $S/was && rm -r $S/help");
+}
+
 int main(void) {
     scratch_create();
     setenv("S", scratch, 1);
@@ -548,6 +587,7 @@ int main(void) {
         cmocka_unit_test(test_damaged_runs),
         cmocka_unit_test(test_plot_names),
         cmocka_unit_test(test_plotted_priors),
+        cmocka_unit_test(test_help),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     free(output);

@@ -199,7 +199,9 @@ static void test_output(void** state) {
                        "--tokens_per_step 128 --num_iterations 12 --val_tokens 128 --val_loss_every 4 "
                        "--val_tokens_padding 0 --sample_every 6 --sample_length 20 --checkpoint_every 5");
     assert_string_equal(r.err, "");
-    assert_int_equal(count_words(r.out, " mfu "), 12);
+    assert_int_equal(count_words(r.out, "/12 loss "), 12);
+    assert_non_null(strstr(r.out, " 0/12 loss "));
+    assert_non_null(strstr(r.out, "11/12 loss "));
     assert_int_equal(count_words(r.out, "val  "), 4);
     assert_int_equal(count_words(r.out, "\nsample "), 3);
     assert_int_equal(count_words(r.out, "saved step "), 3);
@@ -354,7 +356,7 @@ static void test_nan_step(void** state) {
     assert_int_equal(count_words(batches, "\n"), 2);
     assert_string_equal(others, "");
     char* warning = text(
-        "warning: loss or gradient of step 3 is not finite; its update is skipped (first batch %.16s, all in "
+        "warning: loss or gradient of step 2 is not finite; its update is skipped (first batch %.16s, all in "
         "batches.log)\n",
         batches + strlen("2,0,"));
     assert_string_equal(r.err, warning);

@@ -60,7 +60,7 @@ static const struct {
     {STEP " --log_dir caf\xE9", "--log_dir|not UTF-8"},
     {STEP " --init_from nowhere.safetensors", "nowhere.safetensors: No such file"},
     // the machine
-    {STEP " --dtype float16", "float16 is not supported|bfloat16"},
+    {STEP " --dtype float16", "--dtype: found 'float16'|one of: float32 bfloat16"},
     {STEP " --dtype int8", "--dtype: found 'int8'|bfloat16"},
     {STEP " --attention cudnn", "--attention cudnn|built for the CPU|make cuda USE_CUDNN=1"},
     {STEP " --device tpu", "--device tpu|expected cpu or auto"},
@@ -85,6 +85,10 @@ static const struct {
     {STEP " --sample_every 1 --dataset wide", "--tokenizer bytes has 258 tokens, the data 300|--sample_every 0"},
     // spelling and numbers
     {STEP " --learningrate 1", "unknown flag --learningrate|did you mean --learning_rate"},
+    {STEP " --lr 1", "unknown flag --lr|did you mean --learning_rate?"},
+    {STEP " --run_name a/b", "--run_name a/b|--log_dir"},
+    {STEP " --checkpoint a --run_name b", "--run_name b is for a new run"},
+    {STEP " --beta2 1", "--beta2: found '1'|from 0 to 0.999999"},
     {STEP " -n 3", "unknown flag -n"},
     {STEP " many", "unexpected 'many'"},
     {STEP " --seed", "--seed: the value is missing"},
@@ -140,7 +144,7 @@ static const char* value_for(const char* name, const char* line, char word[32]) 
     const char* takes = line + strlen("  --") + strlen(name);
     switch (takes[0] == ' ' ? takes[1] : ' ') {
         case 'N': return "8";
-        case 'X': return strstr(name, "_theta") ? "2" : "1";
+        case 'X': return strstr(name, "_theta") ? "2" : strncmp(name, "beta", 4) == 0 ? "0.5" : "1";
         case 'T': return "x";
         case 'W':
             assert_int_equal(sscanf(strstr(line, "of:") + 3, " %31[a-z0-9_]", word), 1);
@@ -238,6 +242,57 @@ static void test_epoch_without_a_rest(void** state) {
     run_free(&rest);
 }
 
+// What has no effect is told in one line, and only if it was given on the command line.
+static void test_unused(void** state) {
+    (void)state;
+    static const struct {
+        const char *flags, *words;
+    } rows[] = {
+        {" --rope_theta 1000 --global_prior",
+         "warning: not used by --position_encoding nope: --rope_theta, "
+         "--global_prior\n"},
+        {" --position_encoding bam --rope_theta 1000 --global_prior --theta_mu_trainable --t5_bias_init 1 --prior_lr 1",
+         "warning: not used by --position_encoding bam: --rope_theta, --t5_bias_init\n"},
+        {" --position_encoding t5 --thata_beta_init 0.5 --no-theta_beta_trainable --prior_lr 1",
+         "warning: not used by --position_encoding t5: --thata_beta_init, --theta_beta_trainable\n"},
+        {" --prior_lr 1", "warning: not used by --position_encoding nope: --prior_lr\n"},
+        {" --position_encoding rotary --rope_theta 1000", ""},
+        {" --lr_scheduler linear",
+         "warning: --lr_scheduler linear changes nothing while --learning_rate_decay_frac "
+         "is 1; give that, too, such as --learning_rate_decay_frac 0.1\n"},
+        {" --lr_scheduler linear --learning_rate_decay_frac 0.5", ""},
+        {" --lr_scheduler constant", ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char* flags = text("%s%s", STEP, rows[i].flags);
+        Run r = run_flags("unused", flags);
+        assert_true(exited_with(&r, 0));
+        assert_string_equal(r.err, rows[i].words);
+        run_free(&r);
+        free(flags);
+    }
+}
+
+// The name of a run is that of its folder, once.
+static void test_run_name(void** state) {
+    (void)state;
+    Run r = run_flags("named", STEP " --run_name first");
+    assert_true(exited_with(&r, 0));
+    char* folder = text("%s/named/l2/nope/first", scratch);
+    assert_folder(folder, "args.json checkpoints eval.log model.safetensors optimizer.safetensors train.log ");
+    Run again = run_flags("named", STEP " --run_name first");
+    assert_refused(&again, "named/l2/nope/first: File exists|another --run_name");
+    char* flags = text("%s --init_from %s --run_name second", STEP, folder);
+    Run from = run_flags("named", flags);
+    assert_true(exited_with(&from, 0));
+    assert_non_null(strstr(from.out, "first/model.safetensors"));
+    char* on = text(" --checkpoint %s --checkpoint_args --num_iterations 3", folder);
+    Run resumed = run_flags("named", on);
+    assert_true(exited_with(&resumed, 0));
+    run_free(&r), run_free(&again), run_free(&from), run_free(&resumed);
+    free(folder), free(flags), free(on);
+}
+
 // Each flag, on top of the same run, changes the weights that come out of it.
 static void test_effects(void** state) {
     (void)state;
@@ -251,6 +306,9 @@ static void test_effects(void** state) {
         "--learning_rate_decay_frac 0.1",
         "--learning_rate_decay_frac 0.1 --lr_scheduler linear",
         "--warmup_iters 4",
+        "--beta1 0.8",
+        "--beta2 0.9",
+        "--adam_eps 1e-3",
         "--prior_lr 0.5",
         "--no_seq_scale",
         "--no-theta_alpha_trainable",
@@ -425,6 +483,8 @@ int main(void) {
         cmocka_unit_test(test_published_command),
         cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_epoch_without_a_rest),
+        cmocka_unit_test(test_unused),
+        cmocka_unit_test(test_run_name),
         cmocka_unit_test(test_effects),
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_default_validation),

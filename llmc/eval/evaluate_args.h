@@ -22,6 +22,10 @@ typedef struct {
     bool perplexity, perplexity_join;
     const char* perplexity_dataset;
     size_t perplexity_seq_len, perplexity_window_size, perplexity_wiki_articles, perplexity_ntokens;
+    const char *prompt, *prompt_file;
+    bool interactive;
+    double temperature, top_p;
+    size_t top_k, length;
     const char *score, *out;
     TextOptions text;
     ModelOptions model;  // of these the scaled rotation alone
@@ -36,7 +40,7 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_GROUP("Run and data"),
         option_required(OPT_STRING(a->log_dir, NULL, "run folder, such as logs/l12/bam_ssmax/version_00")),
         OPT_STRING(a->data_dir, "data", "where datasets are"),
-        OPT_STRING(a->tokenizer, "data/tokenizer.model", "SentencePiece model, or bytes: that of the run's data"),
+        OPT_STRING(a->tokenizer, NULL, "SentencePiece model, or bytes, instead of the one that the run has recorded"),
         OPT_GROUP("Passkey retrieval"),
         OPT_SIZE(a->linspace_start, "0", 0, MAX_CONTEXT, "shortest length, in tokens"),
         OPT_SIZE(a->linspace_end, "32768", 0, MAX_CONTEXT, "longest length"),
@@ -49,7 +53,7 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_CHOICE(a->passkey_keys, "all", "all held_out",
                    "all keys, or only those that training data made with --hold_out never contains"),
         OPT_SIZE(a->patience, "0", 0, 100000, "stop after so many lengths in a row without a hit; 0: never"),
-        OPT_SIZE(a->seed, "42", 0, OPTION_MAX, "of keys and random depths"),
+        OPT_SIZE(a->seed, "42", 0, OPTION_MAX, "of keys, random depths and samples"),
         OPT_STRING(a->dump, NULL, "write each prompt with its expected and predicted digits to this file"),
         OPT_GROUP("Perplexity by position"),
         OPT_BOOL(a->perplexity, "0", "measure it, too"),
@@ -61,6 +65,14 @@ static inline Options evaluate_options(EvaluateArgs* a) {
                  "instead of long articles take the first --perplexity_ntokens tokens without BOS and EOS, documents "
                  "joined, as published for ordinary datasets"),
         OPT_SIZE(a->perplexity_ntokens, "3932160", 1, OPTION_MAX, "tokens read with --perplexity_join"),
+        OPT_GROUP("Text from the model"),
+        OPT_STRING(a->prompt, NULL, "only print this text and how the model continues it; the run is not touched"),
+        OPT_STRING(a->prompt_file, NULL, "the same for every line of this file; - is standard input"),
+        OPT_BOOL(a->interactive, "0", "answer prompts as they are typed, one a line"),
+        OPT_SIZE(a->length, "64", 1, 1048576, "tokens at most; EOS ends a text earlier"),
+        OPT_DOUBLE(a->temperature, "0.6", 0, 100, "of sampling; 0: the most probable token"),
+        OPT_DOUBLE(a->top_p, "0.9", 0.000001, 1, "probability mass that is sampled from"),
+        OPT_SIZE(a->top_k, "0", 0, OPTION_MAX, "sample among so many most probable tokens; 0: all"),
         OPT_GROUP("Scores of a text"),
         OPT_STRING(a->score, NULL,
                    "only write the log-probability of every token of this file to --out: a shard .bin, or a text, read "
@@ -86,12 +98,23 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         rows, sizeof rows / sizeof *rows);
 }
 
+// Is text asked for, and nothing else?
+static inline bool evaluate_samples(const EvaluateArgs* a) { return a->prompt || a->prompt_file || a->interactive; }
+
 // The checks that need no files.
 static inline void evaluate_check(const EvaluateArgs* a) {
     if (a->score && !a->out) { fatal("--score needs --out FILE.csv, where the scores go"); }
     if (a->out && !a->score) { fatal("--out needs --score FILE, the text to score"); }
     if (!a->score && (a->text.format || a->text.separator)) {
         fatal("%s needs --score FILE, the text that it describes", a->text.format ? "--format" : "--separator");
+    }
+    if ((a->prompt != NULL) + (a->prompt_file != NULL) + a->interactive > 1) {
+        fatal("--prompt, --prompt_file and --interactive exclude each other; give one of them");
+    }
+    if (evaluate_samples(a) && (a->score || a->perplexity)) {
+        fatal(
+            "--prompt, --prompt_file and --interactive print text only; run evaluate twice for --score and "
+            "--perplexity");
     }
     if (a->score && a->perplexity) { fatal("--score and --perplexity exclude each other: run evaluate twice"); }
     if (a->passkey_pred_digits + a->passkey_prefix_digits > PASSKEY_MAX_DIGITS) {
@@ -101,8 +124,8 @@ static inline void evaluate_check(const EvaluateArgs* a) {
     if (strcmp(a->passkey_keys, "held_out") == 0 && a->passkey_pred_digits + a->passkey_prefix_digits < 2) {
         fatal("--passkey_keys held_out needs keys of at least 2 digits; raise --passkey_pred_digits");
     }
-    if (a->passkey_sample_size == 0 && !a->perplexity && !a->score) {
-        fatal("--passkey_sample_size 0 leaves nothing to do; add --perplexity or --score");
+    if (a->passkey_sample_size == 0 && !a->perplexity && !a->score && !evaluate_samples(a)) {
+        fatal("--passkey_sample_size 0 leaves nothing to do; add --perplexity, --score or --prompt");
     }
 }
 

@@ -37,7 +37,7 @@ static void settle_passkey(Evaluation* e) {
 
 static void plan_passkey(Evaluation* e) {
     const EvaluateArgs* a = &e->args;
-    if (a->score || a->passkey_sample_size == 0) { return; }
+    if (a->score || evaluate_samples(a) || a->passkey_sample_size == 0) { return; }
     e->passkey = passkey_open(e->tokenizer, a->passkey_pred_digits, a->passkey_prefix_digits);
     e->fillers = evaluate_fillers(a, &e->passkey, &e->lengths);
     e->passkey_key = results_passkey_key(a->passkey_sampling, a->passkey_sample_size, a->passkey_pred_digits,

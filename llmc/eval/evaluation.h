@@ -35,6 +35,9 @@ typedef struct {
     Perplexity perplexity;
     cJSON *perplexity_entry, *perplexity_outdated;  // the entry's beginning, without results
     char* partial;                                  // path of what an interrupted evaluation leaves
+    // text from the model
+    TokenList* prompts;
+    size_t prompt_count, longest_prompt;
     // score
     ScoreInput input;
     OutputFile out;

@@ -1,5 +1,5 @@
 /*
-Text from a model: token sampling (temperature, top-p) and generation through the key/value cache.
+Text from a model: token sampling (temperature, top-k, top-p) and generation through the key/value cache.
 */
 #ifndef GENERATE_H
 #define GENERATE_H
@@ -10,7 +10,14 @@ Text from a model: token sampling (temperature, top-p) and generation through th
 typedef struct {
     double temperature;  // 0: always the most probable token
     double top_p;        // sample among the most probable tokens that together reach this mass; 1: all
+    size_t top_k;        // and only among so many, of whose mass top_p is a share; 0: all
 } SamplingSettings;
+
+// Who is told of every new token, the last of tokens[length].
+typedef struct {
+    void (*on_token)(void* context, const int* tokens, size_t length);
+    void* context;
+} TokenListener;
 
 // A token's probability and id, to be sorted.
 typedef struct {
@@ -31,7 +38,7 @@ static inline int most_probable_token(const float* logits, size_t V) {
 }
 
 // Draws a token from softmax(logits[V] / temperature), restricted to the nucleus of mass top_p
-// (Holtzman et al. 2020). candidates[V] is scratch.
+// (Holtzman et al. 2020) of the top_k most probable ones (Fan et al. 2018). candidates[V] is scratch.
 static inline int sample_token(const float* logits, size_t V, const SamplingSettings* settings, Candidate* candidates,
                                Random* random) {
     int best = most_probable_token(logits, V);
@@ -43,9 +50,11 @@ static inline int sample_token(const float* logits, size_t V, const SamplingSett
         total += p;
     }
     qsort(candidates, V, sizeof *candidates, candidate_descending);
-    size_t kept = 0;
+    size_t kept = 0, most = settings->top_k > 0 && settings->top_k < V ? settings->top_k : V;
     double mass = 0;
-    while (kept < V && mass < settings->top_p * total) { mass += candidates[kept++].probability; }
+    if (most < V) { total = 0; }
+    for (size_t i = 0; most < V && i < most; i++) { total += candidates[i].probability; }
+    while (kept < most && mass < settings->top_p * total) { mass += candidates[kept++].probability; }
     double left = random_uniform(random) * mass;
     for (size_t i = 0; i < kept; i++) {
         left -= candidates[i].probability;
@@ -55,9 +64,9 @@ static inline int sample_token(const float* logits, size_t V, const SamplingSett
 }
 
 // Appends up to max_new tokens to tokens[length], which has room for them, stopping after eos (< 0: never).
-// Returns the new length. Reads the prompt in chunks of the model's plan.
+// Returns the new length. Reads the prompt in chunks of the model's plan. listener may be NULL.
 static inline size_t generate(Model* model, KVCache* cache, int* tokens, size_t length, size_t max_new, int eos,
-                              const SamplingSettings* settings, Random* random) {
+                              const SamplingSettings* settings, Random* random, const TokenListener* listener) {
     assert(length > 0 && length + max_new <= cache->capacity + 1);
     size_t V = model->config.V, chunk = model->plan.B * model->plan.T;
     float* logits = (float*)xcalloc(V, sizeof(float));
@@ -71,7 +80,9 @@ static inline size_t generate(Model* model, KVCache* cache, int* tokens, size_t 
         }
         model_logits(model, logits, n - 1);
         tokens[length] = sample_token(logits, V, settings, candidates, random);
-        if (tokens[length++] == eos) { break; }
+        length++;
+        if (listener) { listener->on_token(listener->context, tokens, length); }
+        if (tokens[length - 1] == eos) { break; }
     }
     free(logits);
     free(candidates);

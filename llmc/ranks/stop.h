@@ -24,6 +24,15 @@ static void on_stop_signal(int number) {
     if (stop_patience) { alarm((unsigned)stop_patience); }
 }
 
+// Before the run's folder is there, there is nothing to save.
+static void on_stop_before_start(int number) {
+    static const char message[] = "stopped while starting up: no step was taken and no run folder was written\n";
+    ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
+    (void)written;
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
 static void on_stop_alarm(int number) {
     static const char message[] =
         "error: asked to stop, but the other ranks do not answer; resume from the last checkpoint\n";
@@ -31,6 +40,12 @@ static void on_stop_alarm(int number) {
     ssize_t written = write(STDERR_FILENO, message, sizeof message - 1);
     (void)written;
     _exit(128 + number);
+}
+
+// What a signal does until stop_catch_signals().
+static inline void stop_starting_up(void) {
+    signals_to_stop_by(on_stop_before_start);
+    signal(SIGUSR1, on_stop_before_start);
 }
 
 static inline void stop_catch_signals(void) {
