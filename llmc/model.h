@@ -380,7 +380,7 @@ static inline size_t model_workspace_bytes(const Model* model) {
     bool training = plan->mode != MODE_INFERENCE;
     size_t N = plan->B * plan->T, T = plan->T;
     const unsigned terms = TERM_DISTANCE | TERM_SCALE;
-    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms}, reading = batch;  // reading: through a cache
+    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms, 0, 0}, reading = batch;  // reading: through a cache
     if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
         matmul_workspace(N, C, QKV),

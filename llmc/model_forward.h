@@ -42,7 +42,7 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     Activations a = model_activations(model, layer);
     const float* bias = model_bias_table(model, layer);
     const unsigned terms = (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u);
-    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms};
+    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms, 0, 0};
     AttentionInput in;
     memset(&in, 0, sizeof in);
     in.size = size;

@@ -174,6 +174,7 @@ enum {
     TERM_CAP = 1 << 3,       // soft-capping of the products
     TERM_KEY = 1 << 4,       // a number for each key and head
     TERM_SINK = 1 << 5,      // a logit in the denominator alone
+    TERM_MIX = 1 << 6,       // tables by distance weighted by the query
 };
 
 /*

@@ -265,7 +265,8 @@ static void test_accumulates_and_optional_outputs(void** state) {
     floatX *out = upload_rounded(once.out), *dqkv = garbage<floatX>(p.qkv.size());
     float *lse = upload(once.lse), *dbias = garbage<float>(p.bias.size()), *dseq_scale = upload(once.dseq_scale);
     char* workspace = make_workspace(d.in, true);
-    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL};
+    const AttentionGradients to = {
+        dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL, NULL, NULL};
     attention_backward(&to, d.dout, out, lse, &d.in, workspace);
     cudaCheck(cudaDeviceSynchronize());
     const std::vector<float> twice = download(dseq_scale, 4);
