@@ -61,8 +61,8 @@ deps:
 
 # ---------------------------------------------------------------- library
 # RANKS: what only programs need that run on several processes
-RANKS = $(patsubst %,$(BUILD)/llmc/%.o,ranks rendezvous)
-OPS = $(filter-out $(RANKS) $(BUILD)/llmc/dist.o,$(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c llmc/*/*.c)))
+RANKS = $(patsubst %,$(BUILD)/llmc/ranks/%.o,ranks rendezvous)
+OPS = $(filter-out $(RANKS) $(BUILD)/llmc/ranks/dist.o,$(patsubst %.c,$(BUILD)/%.o,$(wildcard llmc/*.c llmc/*/*.c)))
 TOKENIZER = $(BUILD)/llmc/tokenizer.o
 
 $(BUILD)/llmc/%.o: llmc/%.c $(BUILD)/config.mk
@@ -75,7 +75,7 @@ $(BUILD)/llmc/%.o: llmc/%.cpp $(BUILD)/config.mk
 	@$(call say,c++,$<)
 	$(Q)$(CXX) $(CXXFLAGS) -c -o $@ $<
 
-$(RANKS) $(BUILD)/llmc/dist.o: CFLAGS += $(MPI_CFLAGS)
+$(RANKS) $(BUILD)/llmc/ranks/dist.o: CFLAGS += $(MPI_CFLAGS)
 
 # ---------------------------------------------------------------- programs
 # The commit goes into every run's args.json; the file changes only when the commit does.
@@ -105,7 +105,7 @@ ifeq ($(BACKEND),cuda)
 train_gpt evaluate: %: $(BUILD)/cuda/% $(BUILD)/backend.txt
 	@cp -f $< $@
 else
-train_gpt: $(RANKS) $(BUILD)/llmc/dist.o
+train_gpt: $(RANKS) $(BUILD)/llmc/ranks/dist.o
 train_gpt: LDLIBS += $(LIB_MPI)
 train_gpt evaluate: %: $(BUILD)/%.o $(OPS) $(TOKENIZER) $(BUILD)/backend.txt
 	@$(call say,link,$@)
@@ -128,7 +128,7 @@ $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 # the programs and their test with the encodings of test/encodings.h in the list
 ENCODINGS = $(BUILD)/encodings
 ENCODINGS_CFLAGS = -DPOSENC_EXTRA='"../test/encodings.h"' -DENCODINGS_FOLDER='"$(ENCODINGS)"'
-ENCODINGS_OPS = $(ENCODINGS)/posenc.o $(filter-out %/posenc.o,$(OPS)) $(RANKS) $(BUILD)/llmc/dist.o $(TOKENIZER)
+ENCODINGS_OPS = $(ENCODINGS)/posenc.o $(filter-out %/posenc.o,$(OPS)) $(RANKS) $(BUILD)/llmc/ranks/dist.o $(TOKENIZER)
 $(ENCODINGS)/train_gpt.o: train_gpt.cu
 $(ENCODINGS)/evaluate.o: evaluate.c
 $(ENCODINGS)/posenc.o: llmc/posenc.c

@@ -7,8 +7,8 @@ interrupted goes on where it was. No mathematics: that is in llmc/model.h and th
 #define _GNU_SOURCE  // memmem
 #endif
 
-#include "llmc/evaluate_passkey.h"
-#include "llmc/evaluate_perplexity.h"
+#include "llmc/eval/evaluate_passkey.h"
+#include "llmc/eval/evaluate_perplexity.h"
 #include "llmc/host_limits.h"
 #include "llmc/startup.h"
 

@@ -11,15 +11,15 @@ decides about the next step (loss, norm, signals) is agreed first, so that all r
 
 #include "llmc/checkpoint.h"
 #include "llmc/dataloader.h"
-#include "llmc/generate.h"
+#include "llmc/eval/generate.h"
 #include "llmc/host_limits.h"
 #include "llmc/logger.h"
 #include "llmc/model.h"
 #include "llmc/model_args.h"
-#include "llmc/model_dist.h"
-#include "llmc/ranks.h"
+#include "llmc/ranks/model_dist.h"
+#include "llmc/ranks/ranks.h"
 #include "llmc/startup.h"
-#include "llmc/stop.h"
+#include "llmc/ranks/stop.h"
 #include "llmc/tokenizer.h"
 #include "llmc/train_args.h"
 #include "llmc/trainer.h"
@@ -71,7 +71,7 @@ static void choose_encoding(Trainer* t) {
     (void)known;
     unsigned terms = posenc_terms(t->encoding, t->ssmax);
     // libraries know the published slopes alone
-    if (strcmp(t->args.alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
+    if (strcmp(t->args.model.alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
     attention_choose(t->args.attention, terms);
 }
 

@@ -16,7 +16,7 @@ it is. Any other --out is a folder of token shards, like those of dataset/prepar
 #include "../llmc/output_file.h"
 #include "../llmc/startup.h"
 #include "../llmc/tokenizer.h"
-#include "../llmc/passkey_text.h"
+#include "../llmc/eval/passkey_text.h"
 #include "shard_writer.h"
 
 typedef enum { PASSKEY, REPEAT, COPY, KINDS } Kind;

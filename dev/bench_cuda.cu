@@ -14,7 +14,7 @@ FLOPs count visible pairs and products only; bytes count every operand once.
 #include <vector>
 
 #include "bench_util.h"
-#include "../llmc/prefill.h"
+#include "../llmc/eval/prefill.h"
 #include "../llmc/random.h"
 
 enum { VOCABULARY = 32768 };

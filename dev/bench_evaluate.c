@@ -12,7 +12,7 @@ those of the clock.
 #include <sys/wait.h>
 
 #include "bench_util.h"
-#include "../llmc/prefill.h"
+#include "../llmc/eval/prefill.h"
 #include "../llmc/random.h"
 
 enum { VOCABULARY = 32768, SMALL_CONTEXT = 70000 };

@@ -14,8 +14,7 @@ static inline ModelConfig configuration(const char* size_name, const char* encod
     if (!size) { fatal("unknown size %s; use l2, l6, l12, ...", size_name); }
     c.V = vocabulary, c.C = size->C, c.L = size->L, c.NH = c.NKV = size->NH, c.F = 2 * size->C, c.bos = 1;
     if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) { fatal("unknown encoding %s; use nope, bam, ...", encoding); }
-    c.bias_inside = posenc_info(c.encoding)->inside;
-    c.train_seq_scale = true;
+    c.options = model_default_options();
     c.posenc = posenc_default_options();
     model_config_check(&c);
     return c;

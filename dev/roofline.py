@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counted bytes and FLOPs of a training step against a GPU's limits, as Markdown; dev/roofline.md explains the numbers.
+"""Counted bytes and FLOPs of a training step against a GPU's limits, as Markdown; docs/roofline.md explains the numbers.
 
 usage: dev/roofline.py [--kernels SIZE] [--T 512] [--tokens 65536] [--matrix 790] [--bandwidth 4.3] [--mma 585]
 Without --kernels: predicted tokens/s of every size. --matrix and --mma in TFLOP/s, --bandwidth in TB/s.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predicted speed of data-parallel training on many GPUs, as the tables of dev/scaling.md, which explains the numbers.
+"""Predicted speed of data-parallel training on many GPUs, as the tables of docs/scaling.md, which explains the numbers.
 
 usage: dev/scaling.py [--part SIZE RANKS]   without --part: all tables; with it: what one step consists of
 """
@@ -12,7 +12,7 @@ VOCABULARY, GPUS, T = roofline.VOCABULARY, 8, 512  # GPUs of a node
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 MULTIPROCESSORS, LAUNCHES, LAUNCH = 132, 30, 3e-6  # launches of a layer and micro-step, seconds of each
 CONTENTION = 16 / MULTIPROCESSORS  # NCCL's blocks take multiprocessors from the backward pass they hide behind
-GROUP = 64 << 20  # bytes, GROUP_BYTES of llmc/dist.cuh
+GROUP = 64 << 20  # bytes, GROUP_BYTES of llmc/ranks/dist.cuh
 HOST = 10e-6  # of the ranks' agreement, for every doubling of the ranks
 MiB = 1 << 20
 # Bus bandwidth in GB/s of an all-reduce by bytes, from 1 MiB on, each twice the one before.
@@ -66,7 +66,7 @@ def segments(size):
 
 
 def groups(segments_bytes, least):
-    """[(bytes, segments queued so far)] of the operations of segments in this order, as llmc/dist.cuh collects them: a
+    """[(bytes, segments queued so far)] of the operations of segments in this order, as llmc/ranks/dist.cuh collects them: a
     group goes when `least` bytes are waiting, and at the end."""
     together, waiting = [], 0
     for i, size in enumerate(segments_bytes, 1):

@@ -242,9 +242,10 @@ static inline CsvLog csv_log_open(const char* folder, const char* name, const ch
         free(first_line);
     } else {
         size_t left = size;
+        bool zeros = memchr(old, '\0', size);  // one in the place of a row's end changes no size
         double last = csv_log_truncate(log.path, old, &left, header, resume_step);
         if (last > *time) { *time = last; }
-        if (left != size) { write_atomically(log.path, old, left); }
+        if (left != size || zeros) { write_atomically(log.path, old, left); }
     }
     free(old);
     log.file = fopen(log.path, "a");

@@ -47,11 +47,11 @@ one matrix for one product. A prior is the tensors of the encoding one after ano
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
 // The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has.
-#define MODEL_DIMENSIONS(c)                                                                                     \
-    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,        \
-                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,   \
-                                         P = posenc_numbers((c)->encoding, NH), PG = (c)->global_prior ? P : 0, \
-                                         PL = (c)->global_prior ? 0 : P, SS = (c)->ssmax ? 1 : 0
+#define MODEL_DIMENSIONS(c)                                                                                         \
+    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,            \
+                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
+                                         P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
+                                         PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -209,7 +209,7 @@ static inline Tensor* model_add_tensor(Model* model, const char* name, int layer
         snprintf(t.name, sizeof t.name, "layers.%d.%s", layer, name);
     }
     t.offset = offset, t.memory_count = rows * cols, t.fan_in = cols, t.init = init, t.group = group;
-    t.trainable = shape != SHAPE_HEADS || model->config.train_seq_scale;
+    t.trainable = shape != SHAPE_HEADS || !model->config.options.no_seq_scale;
     size_t saved_rows = shape == SHAPE_VOCAB ? model->config.V : rows;
     t.count = saved_rows * cols;
     switch (shape) {
@@ -366,7 +366,7 @@ static inline Activations model_activations(const Model* model, size_t layer) {
 
 static inline size_t model_bias_table_count(const ModelConfig* c) {
     if (!(posenc_info(c->encoding)->terms & TERM_DISTANCE)) { return 0; }
-    return posenc_params(c->encoding) > 0 && !c->global_prior ? c->L : 1;
+    return posenc_params(c->encoding) > 0 && !model_global_prior(c) ? c->L : 1;
 }
 
 static inline size_t model_position_table_size(const ModelConfig* c, size_t length) {
@@ -445,7 +445,8 @@ static inline void model_fill_position_table(Model* model) {
     size_t length = model->plan.max_length, size = model_position_table_size(c, length);
     if (size == 0) { return; }
     model->position_table = (float*)device_malloc(size * sizeof(float));
-    position_table(model->position_table, c->encoding, &c->posenc, length, c->C, c->HS);
+    const PositionSettings settings = model_position_settings(c);
+    position_table(model->position_table, c->encoding, &settings, length, c->C, c->HS);
 }
 
 // Takes the memory of a planned model. Parameters are zero until they are initialised or loaded.

@@ -19,8 +19,6 @@ static inline double ffn_dim_multiplier(const ModelConfig* c) {
 // A new object with the fields that apply to this model.
 static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, size_t sequence_length) {
     cJSON* o = cJSON_CreateObject();
-    const PosencInfo* info = posenc_info(c->encoding);
-    const bool learned = posenc_params(c->encoding) > 0;
     cJSON_AddNumberToObject(o, "dim", (double)c->C);
     cJSON_AddNumberToObject(o, "n_layers", (double)c->L);
     cJSON_AddNumberToObject(o, "n_heads", (double)c->NH);
@@ -31,26 +29,13 @@ static inline cJSON* model_args_json(const ModelConfig* c, size_t batch_size, si
     cJSON_AddNumberToObject(o, "norm_eps", 1e-5);
     cJSON_AddNumberToObject(o, "max_batch_size", (double)batch_size);
     cJSON_AddNumberToObject(o, "max_seq_len", (double)sequence_length);
-    if (info->mechanism == POSENC_ROTATE) { cJSON_AddNumberToObject(o, "rope_theta", c->posenc.rotary_theta); }
-    if (info->mechanism == POSENC_ADD) {
-        cJSON_AddNumberToObject(o, "sinusoidal_theta", c->posenc.sinusoidal_theta);
-        // only where it is not the published code's way, which knows no such field
-        if (c->posenc.sinusoidal_vaswani) { cJSON_AddStringToObject(o, "sinusoidal_freqs", "vaswani"); }
-    }
-    const PosencSettings* settings = &c->posenc.settings;
-    if (c->encoding == POS_SANDWICH) { cJSON_AddNumberToObject(o, "sandwich_dim", (double)settings->sandwich_dim); }
-    if (c->encoding == POS_ALIBI && settings->alibi_geometric) {
-        cJSON_AddStringToObject(o, "alibi_slopes", "geometric");  // fields of published runs stay as they are
-    }
+    model_options_to_json(o, &c->options, c->encoding, c->ssmax);
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
         if (tensor->owner != c->encoding) { continue; }
         cJSON_AddStringToObject(o, tensor->init_name, c->posenc.init[t]);
         cJSON_AddBoolToObject(o, tensor->train_name, c->posenc.trained[t]);
     }
-    if (learned) { cJSON_AddBoolToObject(o, "global_positional_encoding", c->global_prior); }
-    if (c->ssmax) { cJSON_AddBoolToObject(o, "seq_scale", c->train_seq_scale); }
-    if (c->ssmax && info->inside && !c->bias_inside) { cJSON_AddStringToObject(o, "ssmax_prior", "outside"); }
     return o;
 }
 
@@ -69,16 +54,6 @@ static inline size_t model_arg_size(const cJSON* o, const char* path, const char
               most);
     }
     return (size_t)x;
-}
-
-// A base of wavelengths, as the flags bound it.
-static inline double model_arg_theta(const cJSON* o, const char* path, const char* name, double standard) {
-    double x = model_arg_number(o, path, name, standard);
-    if (!(x >= MODEL_MIN_THETA && x <= MODEL_MAX_THETA)) {
-        fatal("%s: model_args.%s = %g, expected a number from %.15g to %g; the run folder is damaged", path, name, x,
-              MODEL_MIN_THETA, MODEL_MAX_THETA);
-    }
-    return x;
 }
 
 static inline const char* model_arg_text(const cJSON* o, const char* name, const char* standard) {
@@ -108,66 +83,44 @@ static inline ModelConfig model_config_from_json(const cJSON* o, const char* enc
     c.F = (size_t)width;
     c.bos = bos;
     if (!posenc_parse(encoding, &c.encoding, &c.ssmax)) { fatal("%s: unknown position_encoding '%s'", path, encoding); }
-    const PosencInfo* info = posenc_info(c.encoding);
+    c.options = model_options_from_json(o, path);
     c.posenc = posenc_default_options();
-    c.posenc.rotary_theta = model_arg_theta(o, path, "rope_theta", c.posenc.rotary_theta);
-    c.posenc.sinusoidal_theta = model_arg_theta(o, path, "sinusoidal_theta", c.posenc.sinusoidal_theta);
-    c.posenc.sinusoidal_vaswani = strcmp(model_arg_text(o, "sinusoidal_freqs", "bam"), "vaswani") == 0;
-    c.posenc.settings.alibi_geometric = strcmp(model_arg_text(o, "alibi_slopes", "published"), "geometric") == 0;
-    c.posenc.settings.sandwich_dim =
-        model_arg_size(o, path, "sandwich_dim", c.posenc.settings.sandwich_dim, SANDWICH_MAX_DIM);
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         const PosencTensor* tensor = posenc_tensor(t);
         c.posenc.init[t] = model_arg_text(o, tensor->init_name, c.posenc.init[t]);
         c.posenc.trained[t] = model_arg_bool(o, tensor->train_name, c.posenc.trained[t]);
     }
-    c.global_prior = model_arg_bool(o, "global_positional_encoding", false) && posenc_params(c.encoding) > 0;
-    c.bias_inside = info->inside && strcmp(model_arg_text(o, "ssmax_prior", "inside"), "inside") == 0;
-    c.train_seq_scale = model_arg_bool(o, "seq_scale", true);
     model_config_check(&c);
     return c;
 }
 
-// A field as JSON, or what stands for it where it is missing; a new string.
-static inline char* model_arg_print(const cJSON* o, const char* name, const char* missing) {
-    const cJSON* item = cJSON_GetObjectItemCaseSensitive(o, name);
-    if (!item) { return missing ? text("\"%s\"", missing) : xstrdup("none"); }
-    char *json = cJSON_PrintUnformatted(item), *copy = xstrdup(json);
-    cJSON_free(json);
-    return copy;
+// Ends the program when a field of a checkpoint's model is not the one that the flags describe. by_default: what a
+// missing field means, or NULL.
+static inline void model_args_check_field(const cJSON* checkpoint, const cJSON* wanted, const char* field,
+                                          const cJSON* by_default, const char* path) {
+    const cJSON* found = cJSON_GetObjectItemCaseSensitive(checkpoint, field);
+    const cJSON* asked = cJSON_GetObjectItemCaseSensitive(wanted, field);
+    found = found ? found : by_default, asked = asked ? asked : by_default;
+    if ((!found && !asked) || cJSON_Compare(found, asked, true)) { return; }
+    fatal(
+        "%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
+        "start another model from these weights",
+        path, field, found ? cJSON_PrintUnformatted(found) : "none", asked ? cJSON_PrintUnformatted(asked) : "none");
 }
 
 // Ends the program when the model of a checkpoint is not the one that the flags describe, naming the field.
 // Batch size and sequence length may differ; initial values and what is trained may too.
 static inline void model_args_check_same(const cJSON* checkpoint, const cJSON* wanted, const char* path) {
-    // a text that stands for a missing field
-    static const struct {
-        const char *name, *missing;
-    } fields[] = {{"dim", NULL},
-                  {"n_layers", NULL},
-                  {"n_heads", NULL},
-                  {"n_kv_heads", NULL},
-                  {"vocab_size", NULL},
-                  {"ffn_dim_multiplier", NULL},
-                  {"rope_theta", NULL},
-                  {"sinusoidal_theta", NULL},
-                  {"sinusoidal_freqs", "bam"},
-                  {"alibi_slopes", "published"},
-                  {"sandwich_dim", NULL},
-                  {"global_positional_encoding", NULL},
-                  {"ssmax_prior", "inside"}};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        char* found = model_arg_print(checkpoint, fields[i].name, fields[i].missing);
-        char* asked = model_arg_print(wanted, fields[i].name, fields[i].missing);
-        bool same = strcmp(found, asked) == 0;
-        if (same) {
-            free(found), free(asked);
-            continue;
-        }
-        fatal(
-            "%s: model has %s = %s, the flags ask for %s; use the run's flags (--checkpoint_args), or --init_from to "
-            "start another model from these weights",
-            path, fields[i].name, found, asked);
+    static const char* const sizes[] = {"dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "ffn_dim_multiplier"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        model_args_check_field(checkpoint, wanted, sizes[i], NULL, path);
+    }
+    const ModelOptions standard = model_default_options();
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        if (model_option(i)->kept & MODEL_MAY_CHANGE) { continue; }
+        cJSON* by_default = model_option_json(i, &standard);
+        model_args_check_field(checkpoint, wanted, model_option(i)->field, by_default, path);
+        cJSON_Delete(by_default);
     }
 }
 

@@ -4,8 +4,7 @@ What a model is: its sizes, its encoding, the named sizes of the paper, and thei
 #ifndef MODEL_CONFIG_H
 #define MODEL_CONFIG_H
 
-#include "posenc.h"
-#include "util.h"
+#include "model_options.h"
 
 typedef struct {
     size_t V, Vp;    // vocabulary; rows in memory, a multiple of 128 so that products tile well
@@ -13,10 +12,8 @@ typedef struct {
     size_t NH, NKV;  // query heads, key/value heads
     size_t HS, F;    // head size C/NH, feed-forward width
     PosKind encoding;
-    bool ssmax;        // Scalable-Softmax
-    bool bias_inside;  // the bias is scaled by Scalable-Softmax too
-    bool global_prior;
-    bool train_seq_scale;
+    bool ssmax;  // Scalable-Softmax
+    ModelOptions options;
     PosencOptions posenc;
     int bos;  // starts a document; -1: sequences are not split into documents
 } ModelConfig;
@@ -24,8 +21,6 @@ typedef struct {
 // The largest sizes that flags and run folders may ask for: beyond those of any model, below what sizes in bytes, as
 // products of them, could overflow.
 enum { MODEL_MAX_DIM = 65536, MODEL_MAX_LAYERS = 1000, MODEL_MAX_HEADS = 1024, MODEL_MAX_FFN_DIM = 1048576 };
-#define MODEL_MIN_THETA 1.000001
-#define MODEL_MAX_THETA 1e12
 
 // Named sizes; feed-forward width is 2C. l2 and l4 are for tests and laptops, the others those of the paper.
 typedef struct {
@@ -44,6 +39,28 @@ static inline const ModelSize* model_size_find(const char* name) {
         if (strcmp(MODEL_SIZES[i].name, name) == 0) { return &MODEL_SIZES[i]; }
     }
     return NULL;
+}
+
+// Is the bias scaled by Scalable-Softmax, too?
+static inline bool model_bias_inside(const ModelConfig* c) {
+    return posenc_info(c->encoding)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
+}
+
+// Do all layers share what the encoding learns?
+static inline bool model_global_prior(const ModelConfig* c) {
+    return c->options.global_prior && posenc_params(c->encoding) > 0;
+}
+
+// What the formulas of positions and of biases are given.
+static inline PositionSettings model_position_settings(const ModelConfig* c) {
+    const ModelOptions* o = &c->options;
+    PositionSettings s = {o->rope_theta, o->sinusoidal_theta, strcmp(o->sinusoidal_freqs, "vaswani") == 0};
+    return s;
+}
+
+static inline PosencSettings model_posenc_settings(const ModelConfig* c) {
+    PosencSettings s = {c->options.sandwich_dim, strcmp(c->options.alibi_slopes, "geometric") == 0};
+    return s;
 }
 
 // Completes derived fields and refuses what the operators cannot do, naming the flag.

@@ -16,7 +16,9 @@ typedef struct {
 
 static inline const float* model_prior(const Model* model, size_t layer) {
     Params p = model_params(model, layer);
-    return posenc_params(model->config.encoding) == 0 ? NULL : model->config.global_prior ? p.global_prior : p.prior;
+    return posenc_params(model->config.encoding) == 0 ? NULL
+           : model_global_prior(&model->config)       ? p.global_prior
+                                                      : p.prior;
 }
 
 static inline void model_refresh_tables(Model* model) {
@@ -24,7 +26,7 @@ static inline void model_refresh_tables(Model* model) {
     const ModelConfig* c = &model->config;
     size_t length = model->plan.max_length;
     for (size_t i = 0; i < model_bias_table_count(c); i++) {
-        bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, c->posenc.settings,
+        bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, model_posenc_settings(c),
                            model_prior(model, i), c->NH, length);
     }
     model->tables_stale = false;
@@ -57,7 +59,7 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     }
     in.start = a.start, in.documents = model->documents;
     in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
-    in.logit.inside = model->config.bias_inside;
+    in.logit.inside = model_bias_inside(&model->config);
     in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
     return in;
 }
@@ -236,8 +238,8 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (posenc_params(model->config.encoding) > 0) {
-        float* d_prior = model->config.global_prior ? g.global_prior : g.prior;
-        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model->config.posenc.settings,
+        float* d_prior = model_global_prior(&model->config) ? g.global_prior : g.prior;
+        bias_table_backward(d_prior, a.d_bias, model->config.encoding, model_posenc_settings(&model->config),
                             model_prior(model, layer), NH, table);
     }
     if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {

@@ -102,7 +102,7 @@ void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t
 void rotary_table(float* table, double theta, size_t T, size_t HS);
 
 // The table of an encoding that adds to the embedding (the first of the two above) or rotates (the second).
-void position_table(float* table, PosKind kind, const PosencOptions* options, size_t T, size_t C, size_t HS);
+void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t C, size_t HS);
 
 // Turns each pair (2m, 2m+1) of every query and key head of qkv[B,T,(NH+2*NKV)*HS] by its angle at
 // position t, in place: (x, y) -> (x cos - y sin, x sin + y cos). Values are left alone.

@@ -35,10 +35,10 @@ void rotary_table(float* table, double theta, size_t T, size_t HS) {
     cudaCheck(cudaGetLastError());
 }
 
-void position_table(float* table, PosKind kind, const PosencOptions* options, size_t T, size_t C, size_t HS) {
+void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t C, size_t HS) {
     switch (posenc_info(kind)->mechanism) {
-        case POSENC_ADD: sinusoidal_table(table, options->sinusoidal_theta, options->sinusoidal_vaswani, T, C); break;
-        case POSENC_ROTATE: rotary_table(table, options->rotary_theta, T, HS); break;
+        case POSENC_ADD: sinusoidal_table(table, settings->sinusoidal_theta, settings->sinusoidal_vaswani, T, C); break;
+        case POSENC_ROTATE: rotary_table(table, settings->rotary_theta, T, HS); break;
         default: break;
     }
 }

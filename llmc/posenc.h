@@ -33,7 +33,7 @@ Values are computed in double and rounded once to fp32: tables are small (NH x T
 
 enum { SANDWICH_MAX_DIM = 65536 };
 
-// What flags say of the formulas.
+// What flags say of the formulas of biases.
 typedef struct {
     size_t sandwich_dim;   // twice the number of Sandwich's cosines
     bool alibi_geometric;  // ALiBi's slopes of any number of heads are 2^(-8(h+1)/NH); else as published
@@ -41,6 +41,13 @@ typedef struct {
 
 #define POSENC_DEFAULT_SETTINGS \
     { 128, false }
+
+// What they say of what is added to the embedding and of rotations.
+typedef struct {
+    double rotary_theta;      // base of the rotation's wavelengths
+    double sinusoidal_theta;  // base of the sinusoids' wavelengths
+    bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
+} PositionSettings;
 
 // The head whose bias it is.
 typedef struct {
@@ -365,18 +372,14 @@ static inline bool posenc_parse(const char* name, PosKind* kind, bool* ssmax) {
     return false;
 }
 
-// The choices behind the encodings' flags.
+// The choices behind the flags of what encodings learn.
 typedef struct {
     const char* init[POSENC_TENSOR_COUNT];  // one of the tensor's words
     bool trained[POSENC_TENSOR_COUNT];
-    double rotary_theta;      // base of the rotation's wavelengths
-    double sinusoidal_theta;  // base of the sinusoids' wavelengths
-    bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
-    PosencSettings settings;
 } PosencOptions;
 
 static inline PosencOptions posenc_default_options(void) {
-    PosencOptions o = {{NULL}, {false}, 500000.0, 10000.0, false, POSENC_DEFAULT_SETTINGS};
+    PosencOptions o = {{NULL}, {false}};
 #define X(kind, name, rows, heads, learned, initial, ...) \
     o.init[POSENC_##name] = initial, o.trained[POSENC_##name] = learned;
     POSENC_TENSORS(X)

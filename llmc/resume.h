@@ -7,7 +7,7 @@ Going on with a run: its lock, the choice of its checkpoint, and what must be th
 #include <sys/file.h>
 
 #include "checkpoint.h"
-#include "ranks.h"
+#include "ranks/ranks.h"
 #include "train_args.h"
 
 // Two programs on one run would mix their logs and remove each other's checkpoints. The lock ends with the process. It

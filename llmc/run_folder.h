@@ -67,8 +67,11 @@ static inline bool run_ends_with(const char* s, const char* end) {
 
 // Fields of model_args that say how the model was trained: a run may go on with other ones.
 static inline bool run_may_differ(const char* field) {
-    static const char* const fields[] = {"max_batch_size", "max_seq_len", "seq_scale"};
+    static const char* const fields[] = {"max_batch_size", "max_seq_len"};
     bool listed = false;
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        listed = listed || ((model_option(i)->kept & MODEL_MAY_CHANGE) && strcmp(field, model_option(i)->field) == 0);
+    }
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) { listed = listed || strcmp(field, fields[i]) == 0; }
     return listed || strncmp(field, "train_", 6) == 0 || run_ends_with(field, "_init");
 }

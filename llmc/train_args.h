@@ -14,11 +14,7 @@ typedef struct {
     const char *dataset, *data_dir, *log_dir, *tokenizer;
     const char *position_encoding, *model_size;
     size_t dim, n_layers, n_heads, n_kv_heads, ffn_dim;
-    const char *sinusoidal_freqs, *ssmax_prior;
-    double rope_theta, sinusoidal_theta;
-    const char* alibi_slopes;
-    size_t sandwich_dim;
-    bool global_prior, no_seq_scale;
+    ModelOptions model;
     PosencOptions posenc;  // its tensors' initial values and what is trained
     double prior_lr;
     size_t batch_size, sequence_length;
@@ -49,6 +45,9 @@ static inline Option option_published(const char* published, Option row) {
     return option_alias(own, row);
 }
 
+// The flags that say more of the model, as rows that follow others.
+#define MODEL_OPTION_ROW(type, flag, ...) , model_option_row(MODEL_OPTION_##flag, &a->model)
+
 // The flags of each tensor that an encoding learns, as rows that follow others.
 #define INITIAL_VALUE_OPTION(kind, name, rows, heads, by_default, initial, words, most, published, what)               \
     , option_published(published, option_row(OPTION_CHOICE, #name "_init", &a->posenc.init[POSENC_##name], initial, 0, \
@@ -72,18 +71,8 @@ static inline Options train_options(TrainArgs* a) {
         OPT_SIZE(a->n_heads, NULL, 1, MODEL_MAX_HEADS, "query heads, instead of the size's"),
         OPT_SIZE(a->n_kv_heads, NULL, 1, MODEL_MAX_HEADS, "key/value heads, instead of one per query head"),
         OPT_SIZE(a->ffn_dim, NULL, 8, MODEL_MAX_FFN_DIM, "feed-forward width, instead of twice the channels"),
-        OPT_GROUP("Positional encodings"),
-        OPT_CHOICE(a->sinusoidal_freqs, "bam", "bam vaswani", "exponents of the sinusoids"),
-        OPT_DOUBLE(a->sinusoidal_theta, "10000", MODEL_MIN_THETA, MODEL_MAX_THETA,
-                   "base of the sinusoids' wavelengths"),
-        OPT_DOUBLE(a->rope_theta, "500000", MODEL_MIN_THETA, MODEL_MAX_THETA, "base of the rotation's wavelengths"),
-        OPT_CHOICE(a->alibi_slopes, "published", "published geometric",
-                   "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)"),
-        OPT_SIZE(a->sandwich_dim, "128", 2, SANDWICH_MAX_DIM, "twice the number of cosines of sandwich"),
-        OPT_CHOICE(a->ssmax_prior, "inside", "inside outside", "is a learned bias scaled by Scalable-Softmax?"),
-        OPT_BOOL(a->no_seq_scale, "0", "keep the scale of Scalable-Softmax at 1"),
-        OPT_BOOL(a->global_prior, "0", "one prior for all layers") POSENC_TENSORS(INITIAL_VALUE_OPTION)
-            POSENC_TENSORS(TRAINABLE_OPTION),
+        OPT_GROUP("Positional encodings") MODEL_OPTIONS_OF_ENCODINGS(MODEL_OPTION_ROW)
+            POSENC_TENSORS(INITIAL_VALUE_OPTION) POSENC_TENSORS(TRAINABLE_OPTION),
         OPT_DOUBLE(a->prior_lr, NULL, 0, 1e6, "peak learning rate of the prior, instead of --learning_rate"),
         OPT_GROUP("Batches"),
         OPT_SIZE(a->batch_size, "4", 1, 1048576, "sequences per forward pass and rank"),
@@ -172,14 +161,7 @@ static inline ModelConfig train_model_config(const TrainArgs* a, PosKind encodin
     c.NKV = a->n_kv_heads ? a->n_kv_heads : c.NH;
     c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
     c.encoding = encoding, c.ssmax = ssmax;
-    c.bias_inside = posenc_info(encoding)->inside && strcmp(a->ssmax_prior, "inside") == 0;
-    c.global_prior = a->global_prior && posenc_params(encoding) > 0;
-    c.train_seq_scale = !a->no_seq_scale;
-    c.posenc = a->posenc;
-    c.posenc.rotary_theta = a->rope_theta, c.posenc.sinusoidal_theta = a->sinusoidal_theta;
-    c.posenc.sinusoidal_vaswani = strcmp(a->sinusoidal_freqs, "vaswani") == 0;
-    c.posenc.settings.alibi_geometric = strcmp(a->alibi_slopes, "geometric") == 0;
-    c.posenc.settings.sandwich_dim = a->sandwich_dim;
+    c.options = a->model, c.posenc = a->posenc;
     train_check_initial(a);
     model_config_check(&c);
     return c;

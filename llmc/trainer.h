@@ -7,9 +7,9 @@ A training run and its folder: starting or going on, saving, the end. Rank 0 alo
 #include "dataloader.h"
 #include "fingerprint.h"
 #include "logger.h"
-#include "model_dist.h"
+#include "ranks/model_dist.h"
 #include "resume.h"
-#include "stop.h"
+#include "ranks/stop.h"
 #include "tokenizer.h"
 
 typedef struct {

@@ -71,8 +71,8 @@ static Model create_model(PosKind kind, bool ssmax, bool global_prior) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     c.V = V, c.C = DIM, c.L = 2, c.NH = c.NKV = HEADS, c.F = 2 * DIM, c.bos = 0;
-    c.encoding = kind, c.ssmax = ssmax, c.bias_inside = posenc_info(kind)->inside;
-    c.global_prior = global_prior, c.train_seq_scale = true;
+    c.encoding = kind, c.ssmax = ssmax;
+    c.options = model_default_options(), c.options.global_prior = global_prior;
     c.posenc = posenc_default_options();
     for (int i = 0; i < POSENC_TENSOR_COUNT; i++) { c.posenc.trained[i] = true; }
     model_config_check(&c);

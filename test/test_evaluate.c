@@ -4,7 +4,7 @@ token, several evaluations at once, weights that change. What it refuses is in t
 */
 #include "evaluate_util.h"
 
-#include "../llmc/results.h"
+#include "../llmc/eval/results.h"
 
 // ----------------------------------------------------------------------------
 // the program

@@ -277,12 +277,13 @@ static void test_resume(void** state) {
 static void test_zero_bytes(void** state) {
     (void)state;
     static const struct {
-        const char *before, *after;  // '@' stands for three zero bytes
+        const char *before, *after;  // '@' stands for three zero bytes, '#' for one
     } cases[] = {
         {ROW(0, 1) "@" ROW(1, 2) ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
         {ROW(0, 1) "@\n" ROW(1, 2), ROW(0, 1) ROW(1, 2)},
         {"@" ROW(0, 1) "@@" ROW(1, 2) "@", ROW(0, 1) ROW(1, 2)},
         {ROW(0, 1) "1,2,5,1,0.001,1,10@" ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
+        {ROW(0, 1) "1,2,5,1,0.001,1,10#" ROW(2, 3), ROW(0, 1) ROW(1, 2) ROW(2, 3)},
         {ROW(0, 1) "1,2,5,@,0.001,1,10\n" ROW(2, 3), ROW(0, 1) ROW(2, 3)},
         {ROW(10, 1) "@1,2,5,1,0.001,1,10\n" ROW(12, 3), ROW(10, 1) ROW(12, 3)},
         {ROW(0, 1) "@,5,1,0.001,1,10\n@x\n" ROW(2, 3), ROW(0, 1) ROW(2, 3)},
@@ -292,8 +293,8 @@ static void test_zero_bytes(void** state) {
              *want = text("%s\n%s", TRAIN_LOG_HEADER, cases[i].after);
         size_t n = 0;
         for (const char* c = log; *c; c++) {
-            if (*c == '@') { n += 3; }
-            if (*c != '@') { zeros[n++] = *c; }
+            if (*c == '@') { n += 2; }
+            zeros[n++] = *c == '@' || *c == '#' ? '\0' : *c;
         }
         write_atomically(in_folder("train.log"), zeros, n);
         RunLogs logs = run_logs_open(folder, 20);

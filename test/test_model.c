@@ -39,6 +39,20 @@ static const int* integers(const SafeTensors* file, const char* name) {
     return values;
 }
 
+// The flags that the oracle says it was given, defaults for the others.
+static ModelOptions model_options(const SafeTensors* file) {
+    ModelOptions o;
+    Option rows[MODEL_OPTION_COUNT];
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) { rows[i] = model_option_row(i, &o); }
+    Options options = options_create("", "", rows, MODEL_OPTION_COUNT);
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        const char* value = safetensors_metadata(file, rows[i].name);
+        if (value) { option_set(&options, &options.rows[i], OPTION_FROM_JSON, rows[i].name, value); }
+    }
+    options_free(&options);
+    return o;
+}
+
 static Case case_open(const char* path) {
     Case c;
     memset(&c, 0, sizeof c);
@@ -50,10 +64,7 @@ static Case case_open(const char* path) {
     m->V = (size_t)number(&c, "vocab_size"), m->C = (size_t)number(&c, "dim"), m->L = (size_t)number(&c, "n_layers");
     m->NH = (size_t)number(&c, "n_heads"), m->NKV = (size_t)number(&c, "n_kv_heads");
     m->F = (size_t)number(&c, "ffn_dim"), m->bos = (int)number(&c, "bos");
-    m->bias_inside =
-        posenc_info(m->encoding)->inside && strcmp(safetensors_metadata(&c.file, "ssmax_prior"), "inside") == 0;
-    m->global_prior = flag(&c, "global_prior") && posenc_params(m->encoding) > 0;
-    m->train_seq_scale = !flag(&c, "no_seq_scale");
+    m->options = model_options(&c.file);
     m->posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
         if (posenc_tensor(t)->owner != m->encoding) { continue; }
@@ -61,12 +72,6 @@ static Case case_open(const char* path) {
         m->posenc.trained[t] = flag(&c, name);
         free(name);
     }
-    m->posenc.rotary_theta = number(&c, "rope_theta"), m->posenc.sinusoidal_theta = number(&c, "sinusoidal_theta");
-    m->posenc.sinusoidal_vaswani = strcmp(safetensors_metadata(&c.file, "sinusoidal_freqs"), "vaswani") == 0;
-    const char *slopes = safetensors_metadata(&c.file, "alibi_slopes"),
-               *sandwich = safetensors_metadata(&c.file, "sandwich_dim");
-    m->posenc.settings.alibi_geometric = slopes && strcmp(slopes, "geometric") == 0;
-    if (sandwich) { m->posenc.settings.sandwich_dim = (size_t)atof(sandwich); }
     model_config_check(m);
     c.B = (size_t)number(&c, "batch"), c.T = (size_t)number(&c, "seq_len");
     c.tokens = integers(&c.file, "tokens"), c.targets = integers(&c.file, "targets");

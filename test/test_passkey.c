@@ -2,7 +2,7 @@
 The passkey task without a model: prompts against ids computed elsewhere, lengths, depths and keys, judging with oracles
 that copy, err or guess, the order that shares most of a cache; the progress bar.
 */
-#include "../llmc/evaluate_args.h"
+#include "../llmc/eval/evaluate_args.h"
 #include "../llmc/progress.h"
 #include "model_util.h"
 

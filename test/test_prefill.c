@@ -4,8 +4,8 @@ it reads again and what not, its memory, and perplexity by position against sums
 */
 #include "evaluate_util.h"
 
-#include "../llmc/perplexity.h"
-#include "../llmc/prefill.h"
+#include "../llmc/eval/perplexity.h"
+#include "../llmc/eval/prefill.h"
 
 // ----------------------------------------------------------------------------
 // the reader
@@ -17,7 +17,7 @@ static Model random_model(const char* encoding, size_t chunk, size_t context) {
     memset(&c, 0, sizeof c);
     c.V = V, c.C = 32, c.L = 2, c.NH = 4, c.NKV = 2, c.F = 64, c.bos = BYTES_BOS;
     assert_true(posenc_parse(encoding, &c.encoding, &c.ssmax));
-    c.bias_inside = posenc_info(c.encoding)->inside;
+    c.options = model_default_options();
     c.posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) { c.posenc.init[t] = "sampled"; }
     c.posenc.init[POSENC_theta_mu] = "0";
@@ -132,6 +132,7 @@ static void test_memory_of_70000_tokens(void** state) {
     memset(&c, 0, sizeof c);
     const ModelSize* l2 = model_size_find("l2");
     c.V = 32768, c.C = l2->C, c.L = l2->L, c.NH = c.NKV = l2->NH, c.F = 2 * l2->C;
+    c.options = model_default_options();
     c.posenc = posenc_default_options();
     posenc_parse("bam_ssmax", &c.encoding, &c.ssmax);
     model_config_check(&c);

@@ -15,7 +15,7 @@ line that says why, when one of them dies or gives up.
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "../llmc/rendezvous.h"
+#include "../llmc/ranks/rendezvous.h"
 
 // SOON: seconds within which a rank has ended that was told to or has noticed something. Far more than it takes, since
 // other programs may have the cores, and less than any wait of the ranks themselves.

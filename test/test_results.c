@@ -4,7 +4,7 @@ versions, of the published program and of people, and files that are refused.
 */
 #include "test_util.h"
 
-#include "../llmc/results.h"
+#include "../llmc/eval/results.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

@@ -46,7 +46,8 @@ static ModelConfig config_of(size_t row) {
     memset(&c, 0, sizeof c);
     assert_true(posenc_parse(rows[row].encoding, &c.encoding, &c.ssmax));
     c.V = rows[row].V, c.C = rows[row].C, c.L = 2, c.NH = rows[row].NH, c.NKV = rows[row].NKV, c.F = rows[row].F;
-    c.global_prior = rows[row].global_prior, c.train_seq_scale = true, c.bos = -1;
+    c.bos = -1;
+    c.options = model_default_options(), c.options.global_prior = rows[row].global_prior;
     c.posenc = posenc_default_options();
     c.posenc.trained[POSENC_theta_mu] = false;  // a frozen tensor between trained ones
     model_config_check(&c);

@@ -7,7 +7,7 @@ pointer in the heap, survive thousands of signals.
 #include <sys/time.h>
 
 #include "../llmc/backend.h"
-#include "../llmc/signals.h"
+#include "../llmc/ranks/signals.h"
 
 enum { PATIENCE = 60000 };  // milliseconds that signals may take on a busy machine
 

@@ -15,7 +15,7 @@ static void create_model(void) {
     memset(&c, 0, sizeof c);
     c.V = 10, c.C = 8, c.L = 1, c.NH = c.NKV = 1, c.F = 8, c.bos = -1;
     if (!posenc_parse("bam_ssmax", &c.encoding, &c.ssmax)) { abort(); }
-    c.bias_inside = c.train_seq_scale = true;
+    c.options = model_default_options();
     c.posenc = posenc_default_options();
     model_config_check(&c);
     const ModelPlan plan = {MODE_TRAIN, 1, 4, 1, 4, 0, 1};

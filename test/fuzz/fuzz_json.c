@@ -4,10 +4,10 @@ as evaluate read them, up to the plan of the model's memory; results as evaluate
 */
 #include "fuzz.h"
 
-#include "../../llmc/evaluate_args.h"
+#include "../../llmc/eval/evaluate_args.h"
 #include "../../llmc/model.h"
 #include "../../llmc/model_args.h"
-#include "../../llmc/results.h"
+#include "../../llmc/eval/results.h"
 #include "../../llmc/train_args.h"
 
 enum { RESULTS = 1, RESUME = 2 };

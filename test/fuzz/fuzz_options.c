@@ -4,7 +4,7 @@ back from args.json as it was, and the model and the step that follow from it be
 */
 #include "fuzz.h"
 
-#include "../../llmc/evaluate_args.h"
+#include "../../llmc/eval/evaluate_args.h"
 #include "../../llmc/train_args.h"
 
 enum { MAX_WORDS = 200, EVALUATE = 1 };

@@ -5,7 +5,7 @@ piece's length, the piece.
 */
 #include "fuzz.h"
 
-#include "../../llmc/rendezvous.c"
+#include "../../llmc/ranks/rendezvous.c"
 
 enum { HELLO, REPLY, WATCH, DATA };
 

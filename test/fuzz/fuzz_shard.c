@@ -7,7 +7,7 @@ Input: what to do with them, then the first words of a header and the tokens, or
 #define main inspect_main
 #include "../../dataset/inspect.c"
 #undef main
-#include "../../llmc/articles.h"
+#include "../../llmc/eval/articles.h"
 
 enum { WORDS = 7 };
 enum { RAW = 128, OWN_COUNT = 64, TWO_SHARDS = 32 };  // choices; the lowest two bits say who reads

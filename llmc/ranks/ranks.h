@@ -17,7 +17,7 @@ at once. An error on one rank ends all of them: fatal() then says which rank it 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "util.h"
+#include "../util.h"
 
 typedef struct {
     size_t rank, size;

@@ -8,7 +8,7 @@ the heap, and the kilobytes of registers that the kernel saves there (AVX-512, A
 #include <pthread.h>
 #include <signal.h>
 
-#include "util.h"
+#include "../util.h"
 
 static void* take_signals(void* unused) {
     while (pause() < 0) {}  // returns after each handler

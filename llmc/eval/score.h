@@ -7,10 +7,10 @@ documents are those of the shards that it would write: BOS, tokens, EOS.
 #define SCORE_H
 
 #include "articles.h"
-#include "logger.h"
-#include "output_file.h"
-#include "text_tally.h"
-#include "tokenizer.h"
+#include "../logger.h"
+#include "../output_file.h"
+#include "../text_tally.h"
+#include "../tokenizer.h"
 
 typedef struct {
     TokenList ids;   // of all documents

@@ -19,7 +19,7 @@ natural    as forced, with the text of prompt and answer tokenised as one.
 #define PASSKEY_H
 
 #include "passkey_text.h"
-#include "tokenizer.h"
+#include "../tokenizer.h"
 
 enum { PASSKEY_MAX_DIGITS = 18, PASSKEY_MAX_TEXT = 128 };
 

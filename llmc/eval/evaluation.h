@@ -5,14 +5,14 @@ What the parts of evaluate share: the arguments, the run, its results and the wo
 #define EVALUATION_H
 
 #include "evaluate_args.h"
-#include "output_file.h"
+#include "../output_file.h"
 #include "perplexity.h"
 #include "prefill.h"
-#include "progress.h"
+#include "../progress.h"
 #include "results.h"
-#include "run_folder.h"
+#include "../run_folder.h"
 #include "score.h"
-#include "signals.h"
+#include "../ranks/signals.h"
 
 typedef struct {
     EvaluateArgs args;

@@ -17,7 +17,7 @@ first configuration that was measured of the newest weights. All others are in *
 
 #include <sys/file.h>
 
-#include "logger.h"
+#include "../logger.h"
 
 enum { RESULTS_POLL_MICROSECONDS = 20000, RESULTS_PATIENCE_SECONDS = 5 };
 

@@ -5,7 +5,7 @@ through its documents, each from its BOS to the token before the next BOS.
 #ifndef ARTICLES_H
 #define ARTICLES_H
 
-#include "dataloader.h"
+#include "../dataloader.h"
 
 // Only the part of a DataLoader that is fixed once its shards are open is used: no batches, no thread.
 typedef struct {

@@ -14,7 +14,7 @@ arrays are cut as part_begin (util.h) says, for any size and any number of ranks
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "util.h"
+#include "../util.h"
 
 typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } DistOperation;
 

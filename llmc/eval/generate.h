@@ -4,8 +4,8 @@ Text from a model: token sampling (temperature, top-p) and generation through th
 #ifndef GENERATE_H
 #define GENERATE_H
 
-#include "model.h"
-#include "random.h"
+#include "../model.h"
+#include "../random.h"
 
 typedef struct {
     double temperature;  // 0: always the most probable token

@@ -5,10 +5,10 @@ system's flags are kept; ours are added beside them.
 #ifndef EVALUATE_ARGS_H
 #define EVALUATE_ARGS_H
 
-#include "backend.h"
-#include "options.h"
+#include "../backend.h"
+#include "../options.h"
 #include "passkey.h"
-#include "text_options.h"
+#include "../text_options.h"
 
 typedef struct {
     const char *log_dir, *data_dir, *tokenizer;

@@ -7,7 +7,7 @@ main_stream wait for them. NCCL's identifier travels through ranks.h, and is all
 #ifndef DIST_CUH
 #define DIST_CUH
 
-#include "cuda_common.cuh"
+#include "../cuda_common.cuh"
 #include "dist.h"
 #include "ranks.h"
 

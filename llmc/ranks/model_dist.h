@@ -6,7 +6,7 @@ every matrix, then gives the new weights to the others. Every function is collec
 #ifndef MODEL_DIST_H
 #define MODEL_DIST_H
 
-#include "model.h"
+#include "../model.h"
 #include DEVICE_NETWORK
 #include "ranks.h"
 

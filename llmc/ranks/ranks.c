@@ -15,7 +15,7 @@ Who the ranks are and what they agree on. Contract in ranks.h.
 #include <omp.h>
 #endif
 
-#include "host_limits.h"
+#include "../host_limits.h"
 #include "rendezvous.h"
 
 Ranks ranks = {0, 1, 0, 1, 1, 0, false, "alone"};

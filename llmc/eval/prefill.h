@@ -8,7 +8,7 @@ only for the rows that are asked for. Memory: weights, cache, one chunk.
 #define PREFILL_H
 
 #include "generate.h"
-#include "model.h"
+#include "../model.h"
 
 typedef struct {
     Model* model;

@@ -9,8 +9,8 @@ with hold_out contains no such digits in a row anywhere.
 #ifndef PASSKEY_TEXT_H
 #define PASSKEY_TEXT_H
 
-#include "random.h"
-#include "util.h"
+#include "../random.h"
+#include "../util.h"
 
 #define PASSKEY_TASK                                                                                        \
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. I will " \

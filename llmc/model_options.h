@@ -1,0 +1,190 @@
+/*
+What flags say of a model beyond its sizes and what its encoding learns: each flag once, in one list. train_gpt's option
+table, the fields of model_args (in args.json and checkpoints) and the comparison of two models walk it.
+
+To add a flag: one row here, and the code that reads `config->options.NAME`.
+*/
+#ifndef MODEL_OPTIONS_H
+#define MODEL_OPTIONS_H
+
+#include "options.h"
+#include "posenc.h"
+
+#define MODEL_MIN_THETA 1.000001
+#define MODEL_MAX_THETA 1e12
+
+// How a field of model_args is kept.
+enum {
+    MODEL_ALWAYS = 1,  // written where it applies; otherwise only when it is not the default, since programs of others
+                       // read these files and know no such field
+    MODEL_MAY_CHANGE = 2,  // a run may go on with another value
+    MODEL_INVERTED = 4     // the field says the opposite of the flag
+};
+
+/*
+X(type, flag, field of model_args, how it is kept, where it applies, default, least, most, words, what it is)
+type: SIZE (size_t), DOUBLE (double, NAN without a default), BOOL, CHOICE (const char*, one of the words). It applies
+where the expression is true, `is` the encoding (PosencInfo), `learns` whether it learns anything, `ssmax` whether it
+has Scalable-Softmax. A flag that does not apply is accepted and changes nothing, as sweeps over encodings want.
+*/
+#define MODEL_OPTIONS_OF_ENCODINGS(X)                                                                                  \
+    X(CHOICE, sinusoidal_freqs, sinusoidal_freqs, 0, is->mechanism == POSENC_ADD, "bam", 0, 0, "bam vaswani",          \
+      "exponents of the sinusoids")                                                                                    \
+    X(DOUBLE, sinusoidal_theta, sinusoidal_theta, MODEL_ALWAYS, is->mechanism == POSENC_ADD, "10000", MODEL_MIN_THETA, \
+      MODEL_MAX_THETA, NULL, "base of the sinusoids' wavelengths")                                                     \
+    X(DOUBLE, rope_theta, rope_theta, MODEL_ALWAYS, is->mechanism == POSENC_ROTATE, "500000", MODEL_MIN_THETA,         \
+      MODEL_MAX_THETA, NULL, "base of the rotation's wavelengths")                                                     \
+    X(CHOICE, alibi_slopes, alibi_slopes, 0, (is->terms & TERM_SLOPES) != 0, "published", 0, 0, "published geometric", \
+      "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)")                     \
+    X(SIZE, sandwich_dim, sandwich_dim, MODEL_ALWAYS, is == posenc_info(POS_SANDWICH), "128", 2, SANDWICH_MAX_DIM,     \
+      NULL, "twice the number of cosines of sandwich")                                                                 \
+    X(CHOICE, ssmax_prior, ssmax_prior, 0, ssmax && is->inside, "inside", 0, 0, "inside outside",                      \
+      "is a learned bias scaled by Scalable-Softmax?")                                                                 \
+    X(BOOL, no_seq_scale, seq_scale, MODEL_ALWAYS | MODEL_MAY_CHANGE | MODEL_INVERTED, ssmax, "0", 0, 0, NULL,         \
+      "keep the scale of Scalable-Softmax at 1")                                                                       \
+    X(BOOL, global_prior, global_positional_encoding, MODEL_ALWAYS, learns, "0", 0, 0, NULL, "one prior for all layers")
+
+#define MODEL_OPTIONS(X) MODEL_OPTIONS_OF_ENCODINGS(X)
+
+#define MODEL_TYPE_SIZE size_t
+#define MODEL_TYPE_DOUBLE double
+#define MODEL_TYPE_BOOL bool
+#define MODEL_TYPE_CHOICE const char*
+
+typedef struct {
+#define X(type, flag, ...) MODEL_TYPE_##type flag;
+    MODEL_OPTIONS(X)
+#undef X
+} ModelOptions;
+
+// A row of the list.
+typedef struct {
+    OptionType type;
+    const char *flag, *field;
+    int kept;
+    const char* by_default;
+    double least, most;
+    const char *words, *what;
+    size_t offset;  // in ModelOptions
+} ModelOption;
+
+// MODEL_OPTION_rope_theta, ...: a row's place in the list.
+enum {
+#define X(type, flag, ...) MODEL_OPTION_##flag,
+    MODEL_OPTIONS(X)
+#undef X
+        MODEL_OPTION_COUNT
+};
+
+static inline const ModelOption* model_option(int i) {
+    static const ModelOption rows[] = {
+#define X(type, flag, field, kept, applies, by_default, least, most, words, what) \
+    {OPTION_##type, #flag, #field, kept, by_default, least, most, words, what, offsetof(ModelOptions, flag)},
+        MODEL_OPTIONS(X)
+#undef X
+    };
+    return &rows[i];
+}
+
+// Does a model with this encoding ask for row i?
+static inline bool model_option_applies(int i, PosKind encoding, bool ssmax) {
+    const PosencInfo* is = posenc_info(encoding);
+    const bool learns = posenc_params(encoding) > 0;
+    const bool applies[] = {
+#define X(type, flag, field, kept, applies, ...) applies,
+        MODEL_OPTIONS(X)
+#undef X
+    };
+    return applies[i];
+}
+
+// A row of an option table, whose value goes to where it is in o.
+static inline Option model_option_row(int i, ModelOptions* o) {
+    const ModelOption* m = model_option(i);
+    return option_row(m->type, m->flag, (char*)o + m->offset, m->by_default, m->least, m->most, m->words, m->what);
+}
+
+// What the flags say that nobody gave.
+static inline ModelOptions model_default_options(void) {
+    ModelOptions o;
+    Option rows[MODEL_OPTION_COUNT];
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) { rows[i] = model_option_row(i, &o); }
+    Options defaults = options_create("", "", rows, MODEL_OPTION_COUNT);
+    options_free(&defaults);
+    return o;
+}
+
+// ----------------------------------------------------------------------------
+// fields of model_args
+
+// The value of row i as JSON, a new item; NULL where it has none.
+static inline cJSON* model_option_json(int i, const ModelOptions* o) {
+    const ModelOption* m = model_option(i);
+    const void* value = (const char*)o + m->offset;
+    switch (m->type) {
+        case OPTION_SIZE: return cJSON_CreateNumber((double)*(const size_t*)value);
+        case OPTION_DOUBLE: return isnan(*(const double*)value) ? NULL : cJSON_CreateNumber(*(const double*)value);
+        case OPTION_BOOL: return cJSON_CreateBool(*(const bool*)value != ((m->kept & MODEL_INVERTED) != 0));
+        default: return *(const char* const*)value ? cJSON_CreateString(*(const char* const*)value) : NULL;
+    }
+}
+
+// Adds the fields that apply.
+static inline void model_options_to_json(cJSON* to, const ModelOptions* o, PosKind encoding, bool ssmax) {
+    const ModelOptions standard = model_default_options();
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        if (!model_option_applies(i, encoding, ssmax)) { continue; }
+        cJSON *value = model_option_json(i, o), *by_default = model_option_json(i, &standard);
+        const bool changed = !cJSON_Compare(value, by_default, true);
+        cJSON_Delete(by_default);
+        if (value && ((model_option(i)->kept & MODEL_ALWAYS) || changed)) {
+            cJSON_AddItemToObject(to, model_option(i)->field, value);
+        } else {
+            cJSON_Delete(value);
+        }
+    }
+}
+
+// Ends the program because a field is not what row m says; path is for messages.
+static inline void model_option_refuse(const ModelOption* m, const cJSON* item, const char* path) {
+    char* found = cJSON_PrintUnformatted(item);
+    if (m->words) {
+        fatal("%s: model_args.%s = %s, expected one of: %s; the run folder is damaged", path, m->field, found,
+              m->words);
+    }
+    if (m->type == OPTION_BOOL) {
+        fatal("%s: model_args.%s = %s, expected true or false; the run folder is damaged", path, m->field, found);
+    }
+    fatal("%s: model_args.%s = %s, expected a %snumber from %.15g to %g; the run folder is damaged", path, m->field,
+          found, m->type == OPTION_SIZE ? "whole " : "", m->least, m->most);
+}
+
+// Takes row m from a field of model_args. Strings stay those of the item.
+static inline void model_option_read(const ModelOption* m, ModelOptions* o, const cJSON* item, const char* path) {
+    void* to = (char*)o + m->offset;
+    const double x = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+    const bool within = x >= m->least && x <= m->most;
+    if (m->type == OPTION_BOOL && cJSON_IsBool(item)) {
+        *(bool*)to = cJSON_IsTrue(item) != ((m->kept & MODEL_INVERTED) != 0);
+    } else if (m->type == OPTION_DOUBLE && within) {
+        *(double*)to = x;
+    } else if (m->type == OPTION_SIZE && within && x == floor(x)) {
+        *(size_t*)to = (size_t)x;
+    } else if (m->type == OPTION_CHOICE && cJSON_IsString(item) && option_allows(m->words, item->valuestring)) {
+        *(const char**)to = item->valuestring;
+    } else {
+        model_option_refuse(m, item, path);
+    }
+}
+
+// The options that model_args has, defaults where it is silent.
+static inline ModelOptions model_options_from_json(const cJSON* model_args, const char* path) {
+    ModelOptions o = model_default_options();
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        const cJSON* item = cJSON_GetObjectItemCaseSensitive(model_args, model_option(i)->field);
+        if (item && !cJSON_IsNull(item)) { model_option_read(model_option(i), &o, item, path); }
+    }
+    return o;
+}
+
+#endif
