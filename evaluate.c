@@ -79,6 +79,7 @@ static void print_header(const Evaluation* e, const ModelMemory* m, size_t cache
 
 static void build_model(Evaluation* e) {
     size_t context = longest_context(e), chunk = e->args.seq_batch_size;
+    attention_choose("own", posenc_terms(e->run.config.encoding, e->run.config.ssmax));
     ModelPlan plan;
     plan.mode = MODE_INFERENCE, plan.B = 1, plan.slots = 1, plan.shard = 0, plan.shards = 1;
     plan.T = chunk < context ? chunk : context;

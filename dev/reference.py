@@ -75,6 +75,9 @@ CASES = {
     "table": dict(encoding="table", **SMALL),
     "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
     "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "mix": dict(encoding="mix", dim=24, n_heads=3, n_kv_heads=1, mix_rank=8, mix_length=9, **(SMALL | dict(n_layers=2))),
+    "mix_ssmax": dict(encoding="mix_ssmax", **SMALL),
+    "mix_ssmax_outside": dict(encoding="mix_ssmax", ssmax_prior="outside", mix_rank=4, mix_length=30, **SMALL),
 }
 
 # Further options of an encoding, in its own fixtures alone.
@@ -85,6 +88,7 @@ OPTIONS = {
     "sandwich": dict(sandwich_dim=128),
     "t5": dict(t5_bias_trainable=1),
     "table": dict(table_bias_trainable=1),
+    "mix": dict(mix_rank=16, mix_length=20),
 }  # fmt: skip
 
 
@@ -157,6 +161,9 @@ def make_parameters(case, rng, name):
         linear(layer + "attention.wk.weight", kv_dim, dim, 2.0)
         linear(layer + "attention.wv.weight", kv_dim, dim)
         linear(layer + "attention.wo.weight", dim, dim)
+        if case["kind"] == "mix":
+            linear(layer + "attention.w_mix.weight", case["n_heads"] * case["mix_rank"], dim)
+            params[layer + "attention.mixed"] = rng.standard_normal((case["mix_rank"], case["mix_length"]))
         if case["ssmax"]:
             scale = np.ones(case["n_heads"])
             if not case["no_seq_scale"]:
@@ -265,6 +272,22 @@ def relative_bias(case, params, n):
     return -jnp.exp(alpha) * r**beta
 
 
+def mixed_bias(case, params, n, x):
+    """P[b,h,i,j] of tables by distance that the query weights (Shaw et al. 2018, equation 5, with numbers of their own in
+    place of the query); 0 beyond the tables."""
+    weights = x @ params[f"layers.{n}.attention.w_mix.weight"].T
+    weights = weights.reshape(*x.shape[:2], case["n_heads"], case["mix_rank"])
+    distance = np.arange(case["seq_len"])[:, None] - np.arange(case["seq_len"])[None, :]
+    within = (distance >= 0) & (distance < case["mix_length"])
+    table = params[f"layers.{n}.attention.mixed"][:, np.where(within, distance, 0)]
+    return jnp.einsum("bihr,rij->bhij", weights, jnp.where(within, table, 0.0))
+
+
+def is_inside(case):
+    """Does Scalable-Softmax scale the bias? It does what is learned, by default."""
+    return (case["kind"] in LEARNED or case["kind"] == "mix") and case["ssmax_prior"] == "inside"
+
+
 def attention(case, params, n, x, start):
     length = case["seq_len"]
 
@@ -285,10 +308,10 @@ def attention(case, params, n, x, start):
     scale = 1.0
     if case["ssmax"]:  # Nakanishi 2025
         scale = params[f"layers.{n}.attention.seq_scale"] * np.log(count)[:, None, :, None]
-    bias = relative_bias(case, params, n)
+    bias = mixed_bias(case, params, n, x) if case["kind"] == "mix" else relative_bias(case, params, n)
     if bias is None:
         z = scale * z
-    elif case["kind"] in LEARNED and case["ssmax_prior"] == "inside":
+    elif is_inside(case):
         z = scale * (z + bias)
     else:
         z = scale * z + bias
@@ -369,8 +392,9 @@ def train(case, params, value_and_grad):
         norm = global_norm(case, grads)
         clip = min(1.0, case["grad_clip"] / (norm + 1e-6))
         for name in filter(lambda name: trainable(case, name), params):
-            rate = case["prior_lr"] if "prior." in name else case["learning_rate"]
-            decay = case["weight_decay"] if params[name].ndim == 2 else 0.0  # decoupled; matrices only
+            tables = name.endswith("attention.mixed")
+            rate = case["prior_lr"] if "prior." in name or tables else case["learning_rate"]
+            decay = case["weight_decay"] if params[name].ndim == 2 and not tables else 0.0  # decoupled; matrices only
             g, (m, v) = clip * np.asarray(grads[name]), moments[name]
             m = case["beta1"] * m + (1 - case["beta1"]) * g
             v = case["beta2"] * v + (1 - case["beta2"]) * g * g
@@ -451,6 +475,12 @@ def naive_attention(case, params, n, x, start):
         alpha, beta, mu = (params[prior + "theta_" + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
         return -math.exp(alpha + beta * math.log(abs(-d - 2 * math.sinh(mu)) + 1e-5))
 
+    def mixed(b, i, h, d):
+        if case["kind"] != "mix" or d >= case["mix_length"]:
+            return 0.0
+        rows = get("w_mix.weight")[h * case["mix_rank"] : (h + 1) * case["mix_rank"]]
+        return sum(float(row @ x[b, i]) * float(table[d]) for row, table in zip(rows, get("mixed")))
+
     def turn(vector, position):
         result = vector.copy()
         for m in range(0, size if case["kind"] == "rotary" else 0, 2):
@@ -464,11 +494,11 @@ def naive_attention(case, params, n, x, start):
         columns, kv_columns = (slice(head * size, (head + 1) * size) for head in (h, h // group))
         query = turn(q[b, i, columns], i)
         g = get("seq_scale")[0, h, 0, 0] * math.log(len(keys)) if case["ssmax"] else 1.0
-        inside = case["kind"] in LEARNED and case["ssmax_prior"] == "inside"
         z = []
         for j in keys:
             a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5
-            z.append(g * (a + bias(h, i - j)) if inside else g * a + bias(h, i - j))
+            p_ij = bias(h, i - j) + mixed(b, i, h, i - j)
+            z.append(g * (a + p_ij) if is_inside(case) else g * a + p_ij)
         p = [math.exp(y - max(z)) for y in z]
         for j, weight in zip(keys, p):
             out[b, i, columns] += weight / sum(p) * v[b, j, kv_columns]

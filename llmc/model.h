@@ -21,13 +21,14 @@ PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes
 typedef enum { SCOPE_MODEL, SCOPE_LAYER } ParamScope;
 // How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [rows,cols,1,1]
 typedef enum { SHAPE_VOCAB, SHAPE_MATRIX, SHAPE_VECTOR, SHAPE_HEADS } ParamShape;
-typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_PRIOR } ParamInit;
+typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_PRIOR, INIT_MIXED } ParamInit;
 typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 
 /*
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
-Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
-one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
+Rows of 0 leave a parameter out. wq, wk, wv, w_mix and w1, w3 follow one another in memory, so that each group is
+one matrix for one product: w_mix gives the weights by which each query and head adds up the tables by distance
+`mixed`. A prior is the tensors of the encoding one after another, each with a name of its own.
 */
 #define PARAM_LIST(X)                                                                                              \
     X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
@@ -37,6 +38,7 @@ one matrix for one product. A prior is the tensors of the encoding one after ano
     X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
     X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
     X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(floatX, w_mix, "attention.w_mix.weight", SCOPE_LAYER, NH* MR, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)    \
     X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
     X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
     X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
@@ -44,12 +46,15 @@ one matrix for one product. A prior is the tensors of the encoding one after ano
     X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
     X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
-    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
+    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                   \
+    X(float, mixed, "attention.mixed", SCOPE_LAYER, MR, ML, SHAPE_MATRIX, INIT_MIXED, GROUP_PRIOR)
 
-// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has.
+// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has; MR, ML: tables
+// that queries weight, and distances of each.
 #define MODEL_DIMENSIONS(c)                                                                                         \
     __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,            \
-                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
+                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, MR = model_mix_rank(c),          \
+                                         ML = model_mix_length(c), QKV = (NH + 2 * NKV) * HS + NH * MR,             \
                                          P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
                                          PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0
 
@@ -108,7 +113,7 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, residual, ACT_STREAM, N* C) /* input of the block */                            \
     X(floatX, attention_norm, ACT_LAYER, N* C)                                                \
     X(float, attention_rstd, ACT_LAYER, N)                                                    \
-    X(floatX, qkv, ACT_LAYER, N* QKV) /* after rotation */                                    \
+    X(floatX, qkv, ACT_LAYER, N* QKV) /* after rotation, then mix */                          \
     X(floatX, attention, ACT_LAYER, N* C)                                                     \
     X(float, lse, ACT_LAYER, N* NH)                                                           \
     X(floatX, residual_mid, ACT_LAYER, N* C) /* after attention */                            \
@@ -276,6 +281,7 @@ static inline void model_layout_params(Model* model) {
     // what lets one product serve several matrices: holds since C and HS are multiples of 8
     assert(model->param_offset[PARAM_wk] == model->param_offset[PARAM_wq] + NH * HS * C);
     assert(model->param_offset[PARAM_wv] == model->param_offset[PARAM_wk] + NKV * HS * C);
+    assert(model->param_offset[PARAM_w_mix] == model->param_offset[PARAM_wv] + NKV * HS * C);
     assert(model->param_offset[PARAM_w3] == model->param_offset[PARAM_w1] + F * C);
 }
 
@@ -379,8 +385,8 @@ static inline size_t model_workspace_bytes(const Model* model) {
     const ModelPlan* plan = &model->plan;
     bool training = plan->mode != MODE_INFERENCE;
     size_t N = plan->B * plan->T, T = plan->T;
-    const unsigned terms = TERM_DISTANCE | TERM_SCALE;
-    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms, 0, 0}, reading = batch;  // reading: through a cache
+    const unsigned terms = TERM_DISTANCE | TERM_SCALE | (MR ? (unsigned)TERM_MIX : 0u);
+    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms, MR, ML}, reading = batch;  // reading: through a cache
     if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
         matmul_workspace(N, C, QKV),
@@ -402,7 +408,8 @@ static inline size_t model_workspace_bytes(const Model* model) {
 // Sizes in bytes are products of size_t: refuses what could overflow them, by a bound from above in double.
 static inline void model_check_sizes(const ModelConfig* c, const ModelPlan* plan) {
     double rows = (double)plan->B * (double)plan->T, layers = (double)c->L + 8;
-    double row = 16.0 * (double)(c->C + c->F) + 8.0 * (double)(c->NH + 2 * c->NKV) * (double)c->HS;
+    double mixes = (double)(c->NH * model_mix_rank(c));
+    double row = 16.0 * (double)(c->C + c->F) + 8.0 * ((double)(c->NH + 2 * c->NKV) * (double)c->HS + mixes);
     double bytes = 8 * layers * rows * row + 8 * rows * (double)plan->slots +
                    16 * layers * (double)(c->NH + c->C + 2 * c->NKV * c->HS) * (double)plan->max_length;
     if (!(bytes < 0x1p62)) {
@@ -517,6 +524,9 @@ static inline float initial_value(const Model* model, const Tensor* t, size_t i,
         case INIT_NORMAL: return (float)random_normal(random);
         case INIT_LINEAR: return (float)((2.0 * random_uniform(random) - 1.0) / sqrt((double)t->fan_in));
         case INIT_ONES: return 1.0f;
+        // Small, so that training starts near no bias at all, and not 0, so that what weights the tables has a
+        // gradient from the first step on; the tables themselves have one, since the weights are drawn as any linear's.
+        case INIT_MIXED: return (float)(0.02 * random_normal(random));
         case INIT_PRIOR:
             return (float)posenc_initial(&model->config.posenc, t->posenc_tensor, i, model->config.NH, random);
     }

@@ -46,6 +46,15 @@ static inline bool model_bias_inside(const ModelConfig* c) {
     return posenc_info(c->encoding)->inside && strcmp(c->options.ssmax_prior, "inside") == 0;
 }
 
+// Tables by distance that the queries of a layer weight, and distances of each; 0 without.
+static inline size_t model_mix_rank(const ModelConfig* c) {
+    return posenc_info(c->encoding)->terms & TERM_MIX ? c->options.mix_rank : 0;
+}
+
+static inline size_t model_mix_length(const ModelConfig* c) {
+    return model_mix_rank(c) > 0 ? c->options.mix_length : 0;
+}
+
 // Do all layers share what the encoding learns?
 static inline bool model_global_prior(const ModelConfig* c) {
     return c->options.global_prior && posenc_params(c->encoding) > 0;
@@ -78,6 +87,10 @@ static inline void model_config_check(ModelConfig* c) {
         fatal("head size %zu (--dim %zu / --n_heads %zu), expected a multiple of 8 up to 128", c->HS, c->C, c->NH);
     }
     if (c->NKV == 0 || c->NH % c->NKV != 0) { fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH); }
+    if (model_mix_rank(c) * c->NH % 8 != 0) {
+        fatal("--mix_rank %zu of --n_heads %zu: %zu weights of a token, expected a multiple of 8", c->options.mix_rank,
+              c->NH, model_mix_rank(c) * c->NH);
+    }
     if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
     c->Vp = round_up(c->V, 128);
@@ -85,11 +98,13 @@ static inline void model_config_check(ModelConfig* c) {
 
 // Floating-point operations of forward and backward per token of a sequence of T tokens, causal:
 // 6 per weight of a product, and 6 L C (T + 1) for attention (two products forward, four backward, half of
-// the square).
+// the square); 6 per weight of a table that a pair of tokens reads.
 static inline double model_flops_per_token(const ModelConfig* c, size_t T) {
     double C = (double)c->C, L = (double)c->L, kv = (double)(c->NKV * c->HS), F = (double)c->F;
-    double weights = L * (2.0 * C * C + 2.0 * C * kv + 3.0 * C * F) + (double)c->V * C;
-    return 6.0 * weights + 6.0 * L * C * (double)(T + 1);
+    double mixes = (double)(c->NH * model_mix_rank(c)), reach = (double)model_mix_length(c), t = (double)T;
+    double weights = L * (2.0 * C * C + 2.0 * C * kv + C * mixes + 3.0 * C * F) + (double)c->V * C;
+    double pairs = reach < t ? reach * (1.0 - 0.5 * (reach - 1.0) / t) : 0.5 * (t + 1.0);
+    return 6.0 * weights + 6.0 * L * C * (double)(T + 1) + 6.0 * L * mixes * pairs;
 }
 
 #endif

@@ -43,8 +43,9 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     const float* bias = model_bias_table(model, layer);
-    const unsigned terms = (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u);
-    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms, 0, 0};
+    const unsigned terms =
+        (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u) | (MR ? (unsigned)TERM_MIX : 0u);
+    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms, MR, ML};
     AttentionInput in;
     memset(&in, 0, sizeof in);
     in.size = size;
@@ -61,6 +62,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
     in.logit.inside = model_bias_inside(&model->config);
     in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
+    in.logit.mix = a.qkv + (NH + 2 * NKV) * HS, in.logit.mixed = model_params(model, layer).mixed;
+    in.logit.mix_stride = in.q_stride, in.logit.mix_batch = in.q_batch;
     return in;
 }
 
@@ -236,6 +239,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     memset(&d, 0, sizeof d);
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
     d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
+    d.dmix = d_qkv + (NH + 2 * NKV) * HS, d.dmixed = g.mixed;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model_global_prior(&model->config) ? g.global_prior : g.prior;

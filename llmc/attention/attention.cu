@@ -18,6 +18,11 @@ static size_t attention_backward_bytes(const AttentionSizes* size) {
 }
 
 void attention_choose(const char* name, unsigned terms) {
+    if (terms & TERM_MIX) {
+        fatal(
+            "--position_encoding mix: attention on CUDA has no tables weighted by the query yet; use the build for the "
+            "CPU ('make BACKEND=cpu'), or another --position_encoding");
+    }
     const bool own = strcmp(name, "own") == 0;
 #ifdef USE_CUDNN
     cudnn_attention.on = false;

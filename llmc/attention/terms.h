@@ -35,13 +35,11 @@ attention.cu. Each is compiled once for every program and test.
 extern "C" {
 #endif
 
-enum { MAX_MIXES = 16 };
-
 // Query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk.
 typedef struct {
     size_t B, Tq, Tk, NH, NKV, HS;
     unsigned terms;              // TERM_* of posenc.h
-    size_t mixes, mixed_length;  // of TERM_MIX: numbers of a query and head, at most MAX_MIXES; distances of a table
+    size_t mixes, mixed_length;  // of TERM_MIX: numbers of a query and head, at most MIX_MAX_RANK; distances of a table
 } AttentionSizes;
 
 // The arrays of the terms; those of a term that is not in AttentionSizes.terms are not read.

@@ -22,12 +22,17 @@ typedef struct {
 } Prefill;
 
 // Operations of the blocks for n tokens at position..position+n-1 of one document: two for each weight of a product,
-// and two products of C operations each way with every visible key.
+// two products of C operations each way with every visible key, and two for each weight of a table that reaches it.
 static inline double prefill_flops(const ModelConfig* c, size_t position, size_t n) {
     double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F, rows = (double)n;
-    double weights = 2.0 * C * C + 2.0 * C * kv + 3.0 * C * F;
-    double keys = rows * ((double)position + 0.5 * (rows + 1.0));
-    return (double)c->L * (2.0 * weights * rows + 4.0 * C * keys);
+    double mixes = (double)(c->NH * model_mix_rank(c)), reach = (double)model_mix_length(c);
+    double weights = 2.0 * C * C + 2.0 * C * kv + C * mixes + 3.0 * C * F;
+    double before = (double)position, keys = rows * (before + 0.5 * (rows + 1.0)), mixed = keys;
+    if (before + rows > reach) {  // rows past the tables' end see all of them
+        double partial = reach > before ? reach - before : 0.0;
+        mixed = partial * (before + 0.5 * (partial + 1.0)) + (rows - partial) * reach;
+    }
+    return (double)c->L * (2.0 * weights * rows + 4.0 * C * keys + 2.0 * mixes * mixed);
 }
 
 // Operations of the output head for n rows.
