@@ -253,6 +253,7 @@ static void test_refused(void** state) {
         {"--device cuda:7", NULL, "--device cuda:7|below 1"},
         {"--device cpu", NULL, "--device cpu|built for CUDA"},
         {"--dtype float16", NULL, "float16"},
+        {"--position_encoding mix", NULL, "--position_encoding mix|on CUDA|make BACKEND=cpu"},
         {"", "30000000", "the model needs|the device has 30 MB free|lower --batch_size or --model_size"},
     };
     for (size_t i = 0; i < EMULATED_BUILDS; i++) {

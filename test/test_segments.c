@@ -38,6 +38,7 @@ static const struct {
     {"bam", 258, 24, 3, 3, 40, false, true},
     {"rotary_ssmax", 385, 40, 5, 5, 72, false, false},
     {"nope", 2, 8, 1, 1, 8, false, false},
+    {"mix_ssmax", 258, 24, 3, 1, 40, false, false},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
