@@ -34,10 +34,8 @@ static const struct {
     size_t V, C, NH, NKV, F;
     bool global_prior, adamw;
 } rows[] = {
-    {"bam_ssmax", 400, 40, 5, 1, 56, true, false},
-    {"bam", 258, 24, 3, 3, 40, false, true},
-    {"rotary_ssmax", 385, 40, 5, 5, 72, false, false},
-    {"nope", 2, 8, 1, 1, 8, false, false},
+    {"bam_ssmax", 400, 40, 5, 1, 56, true, false},     {"bam", 258, 24, 3, 3, 40, false, true},
+    {"rotary_ssmax", 385, 40, 5, 5, 72, false, false}, {"nope", 2, 8, 1, 1, 8, false, false},
     {"mix_ssmax", 258, 24, 3, 1, 40, false, false},
 };
 enum { ROWS = sizeof rows / sizeof *rows };

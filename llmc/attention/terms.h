@@ -16,8 +16,9 @@ encoding by name: posenc.h fills terms, and every backend computes them in one o
 
 Soft-capping acts on the product alone (Gemma 2); a number by key is what forgetting attention needs (Lin et al. 2025);
 a sink is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss); tables weighted by the
-query are the relative positions of Shaw et al. 2018 (equation 5), whose learned vectors by distance meet here not the
-query but a few numbers projected beside it. The CUDA kernels have no TERM_CAP, TERM_KEY, TERM_SINK and TERM_MIX yet.
+query are the relative logits of Inkling, which are those of Shaw et al. 2018 (equation 5) but that the learned vectors
+by distance meet not the query but a few numbers projected beside it. The CUDA kernels have no TERM_CAP, TERM_KEY,
+TERM_SINK and TERM_MIX yet.
 
 The contract of ops.h holds here too; backend.h defines floatX before. CPU: cpu_forward.c, cpu_backward.c; CUDA:
 attention.cu. Each is compiled once for every program and test.
