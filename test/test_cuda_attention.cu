@@ -242,14 +242,14 @@ static size_t workspace_of(const AttentionSizes& size, bool backward) { return a
 static void test_workspace_grows_with_every_size(void** state) {
     (void)state;
     for (int backward = 0; backward < 2; backward++) {
-        const size_t largest = workspace_of({40, 1400, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, backward);
+        const size_t largest = workspace_of({40, 1400, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, backward);
         for (size_t B = 1; B <= 40; B++) {
             for (size_t T = 1; T <= 1400; T += 99) {
-                assert_true(workspace_of({B, T, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, false) <= largest);
-                assert_true(workspace_of({B, T, T, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, backward) <= largest);
+                assert_true(workspace_of({B, T, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, false) <= largest);
+                assert_true(workspace_of({B, T, T, 12, 2, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, backward) <= largest);
             }
         }
-        assert_true(workspace_of({1, 131072, 131072, 16, 16, 48, TERM_DISTANCE | TERM_SCALE}, backward) <
+        assert_true(workspace_of({1, 131072, 131072, 16, 16, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, backward) <
                     (size_t)131072 * 8192);  // O(T)
     }
 }
