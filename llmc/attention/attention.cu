@@ -18,24 +18,28 @@ static size_t attention_backward_bytes(const AttentionSizes* size) {
 }
 
 void attention_choose(const char* name, unsigned terms) {
-    if (terms & TERM_MIX) {
-        fatal(
-            "--position_encoding mix: attention on CUDA has no tables weighted by the query yet; use the build for the "
-            "CPU ('make BACKEND=cpu'), or another --position_encoding");
-    }
     const bool own = strcmp(name, "own") == 0;
+    if (own && terms & (TERM_CAP | TERM_SINK | TERM_MIX)) {
+        fatal("%s: the kernels for CUDA have no such term; leave the flag out, or train on the CPU",
+              terms & TERM_CAP    ? "--softcap"
+              : terms & TERM_SINK ? "--sinks"
+                                  : "--position_encoding mix");
+    }
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
     if (own) { return; }
-    if ((terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES)) || (terms & TERM_DISTANCE && !(terms & TERM_SLOPES))) {
-        fatal(
-            "--attention cudnn: cuDNN has no %s, which this --position_encoding needs; use --attention own, or another "
-            "--position_encoding",
-            terms & TERM_SCALE ? "Scalable-Softmax" : "bias but ALiBi's");
+    const char* lacks = terms & TERM_SCALE  ? "scale of rows (Scalable-Softmax, --log_scale)"
+                        : terms & TERM_CAP  ? "--softcap"
+                        : terms & TERM_SINK ? "--sinks"
+                        : terms & TERM_MIX  ? "--position_encoding mix"
+                        : terms & TERM_DISTANCE && !(terms & TERM_SLOPES) ? "bias but ALiBi's"
+                                                                          : NULL;
+    if (lacks) {
+        fatal("--attention cudnn: cuDNN has no %s, which these flags ask for; use --attention own, or other flags",
+              lacks);
     }
     cudnn_attention.on = true, cudnn_attention.slopes = (terms & TERM_SLOPES) != 0;
 #else
-    (void)terms;
     if (own) { return; }
     if (sizeof(floatX) == sizeof(float)) {
         fatal(

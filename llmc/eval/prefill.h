@@ -24,15 +24,10 @@ typedef struct {
 // Operations of the blocks for n tokens at position..position+n-1 of one document: two for each weight of a product,
 // two products of C operations each way with every visible key, and two for each weight of a table that reaches it.
 static inline double prefill_flops(const ModelConfig* c, size_t position, size_t n) {
-    double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F, rows = (double)n;
-    double mixes = (double)(c->NH * model_mix_rank(c)), reach = (double)model_mix_length(c);
-    double weights = 2.0 * C * C + 2.0 * C * kv + C * mixes + 3.0 * C * F;
-    double before = (double)position, keys = rows * (before + 0.5 * (rows + 1.0)), mixed = keys;
-    if (before + rows > reach) {  // rows past the tables' end see all of them
-        double partial = reach > before ? reach - before : 0.0;
-        mixed = partial * (before + 0.5 * (partial + 1.0)) + (rows - partial) * reach;
-    }
-    return (double)c->L * (2.0 * weights * rows + 4.0 * C * keys + 2.0 * mixes * mixed);
+    const double C = (double)c->C, mixes = (double)(c->NH * model_mix_rank(c));
+    const double products = 2.0 * model_block_weights(c) * (double)n;
+    return (double)c->L *
+           (products + 4.0 * C * model_visible_keys(c, position, n) + 2.0 * mixes * model_mixed_keys(c, position, n));
 }
 
 // Operations of the output head for n rows.
