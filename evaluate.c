@@ -84,6 +84,7 @@ static void print_header(const Evaluation* e, const ModelMemory* m, size_t cache
 
 static void build_model(Evaluation* e) {
     size_t context = longest_context(e), chunk = e->args.seq_batch_size;
+    attention_choose("own", model_terms(&e->run.config));
     check_positions(e, context);
     ModelPlan plan;
     plan.mode = MODE_INFERENCE, plan.B = 1, plan.slots = 1, plan.shard = 0, plan.shards = 1;

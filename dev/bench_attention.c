@@ -14,7 +14,7 @@ instead of the wall's (set OMP_WAIT_POLICY=passive): less disturbed where others
 #include "../llmc/backend.h"
 #include "../llmc/random.h"
 
-enum { MAX_VALUES = 16, MAX_REPETITIONS = 101 };
+enum { MAX_VALUES = 16, MAX_REPETITIONS = 101, MIXES = 16, MIXED_LENGTH = 1024 };
 
 typedef struct {
     const char* name;
@@ -32,6 +32,7 @@ static const Variant VARIANTS[] = {
     {"soft-cap, approximate", TERM_CAP, 0, 1},
     {"number by key", TERM_KEY, 0, 1},
     {"sink", TERM_SINK, 0, 1},
+    {"16 tables by query", TERM_MIX, 0, 1},
 };
 
 typedef struct {
@@ -143,7 +144,7 @@ static double median(double* x, size_t n) {
 typedef struct {
     AttentionInput in;
     float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count, *by_key, *dby_key, *sink,
-        *dsink;
+        *dsink, *mix, *dmix, *mixed, *dmixed;
     int* start;
     void* workspace;
 } Case;
@@ -161,13 +162,15 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
     c.dseq_scale = random_floats(NH, &random), c.log_count = random_floats(B * T, &random);
     c.by_key = random_floats(B * NH * T, &random), c.dby_key = random_floats(B * NH * T, &random);
     c.sink = random_floats(NH, &random), c.dsink = random_floats(NH, &random);
+    c.mix = random_floats(B * T * NH * MIXES, &random), c.dmix = random_floats(B * T * NH * MIXES, &random);
+    c.mixed = random_floats(MIXES * MIXED_LENGTH, &random), c.dmixed = random_floats(MIXES * MIXED_LENGTH, &random);
     c.start = xcalloc(B * T, sizeof(int));
     for (size_t i = 0; i < B * T; i++) {
         size_t t = i % T, start = variant->document ? t - t % variant->document : 0;
         c.start[i] = (int)start;
         c.log_count[i] = ssmax_log_count(t - start + 1);
     }
-    AttentionInput in = {.size = {B, T, T, NH, NKV, HS, variant->terms}};
+    AttentionInput in = {.size = {B, T, T, NH, NKV, HS, variant->terms, MIXES, MIXED_LENGTH}};
     c.workspace = aligned_alloc(64, round_up(attention_workspace(&in.size, true), 64));
     in.q = c.qkv, in.k = c.qkv + NH * HS, in.v = c.qkv + (NH + NKV) * HS;
     in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = T * stride;
@@ -175,14 +178,17 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
     in.logit.seq_scale = c.seq_scale, in.logit.log_count = c.log_count;
     in.logit.cap = 20.0f, in.logit.cap_approximate = strstr(variant->name, "approximate") != NULL;
     in.logit.by_key = c.by_key, in.logit.sink = c.sink;
+    in.logit.mix = c.mix, in.logit.mixed = c.mixed;
+    in.logit.mix_stride = NH * MIXES, in.logit.mix_batch = T * NH * MIXES;
     in.start = variant->document ? c.start : NULL;
     c.in = in;
     return c;
 }
 
 static void free_case(Case* c) {
-    float* arrays[] = {c->qkv,       c->dqkv,       c->out,       c->dout,   c->lse,     c->bias, c->dbias,
-                       c->seq_scale, c->dseq_scale, c->log_count, c->by_key, c->dby_key, c->sink, c->dsink};
+    float* arrays[] = {c->qkv,   c->dqkv,      c->out,        c->dout,      c->lse,    c->bias,
+                       c->dbias, c->seq_scale, c->dseq_scale, c->log_count, c->by_key, c->dby_key,
+                       c->sink,  c->dsink,     c->mix,        c->dmix,      c->mixed,  c->dmixed};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
     free(c->start);
     free(c->workspace);
@@ -198,7 +204,8 @@ static Result measure(const Options* o, const Variant* variant, size_t T, size_t
     Case c = make_case(o, variant, T, HS);
     const AttentionInput* in = &c.in;
     size_t NH = in->size.NH, dk = NH * HS, dv = dk + in->size.NKV * HS;
-    AttentionGradients gradients = {c.dqkv, c.dqkv + dk, c.dqkv + dv, c.dbias, c.dseq_scale, c.dby_key, c.dsink};
+    AttentionGradients gradients = {c.dqkv,    c.dqkv + dk, c.dqkv + dv, c.dbias, c.dseq_scale,
+                                    c.dby_key, c.dsink,     c.dmix,      c.dmixed};
     double flops = 4.0 * (double)HS * (double)NH * visible_pairs(variant, in->size.B, T);
     double forward[MAX_REPETITIONS], backward[MAX_REPETITIONS], rate[MAX_REPETITIONS];
     double forward_share[MAX_REPETITIONS], backward_share[MAX_REPETITIONS], both_share[MAX_REPETITIONS];

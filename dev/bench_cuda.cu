@@ -213,7 +213,7 @@ static double time_attention(const Table* t, const BenchCase* c, const Attention
     snprintf(label, sizeof label, "attention_forward %s", name);
     const double forward = row(t, label, 0, flops, [&] { attention_forward(out, lse, in, workspace); });
     snprintf(label, sizeof label, "attention_backward %s", name);
-    const AttentionGradients to = {dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, NULL, NULL};
+    const AttentionGradients to = {dqkv, dqkv + C, dqkv + 2 * C, dbias, dscale, NULL, NULL, NULL, NULL};
     const double backward =
         row(t, label, 0, 2.5 * flops, [&] { attention_backward(&to, dout, out, lse, in, workspace); });
     printf("| attention, both, %s | %.1f | | | %.1f | %.0f %% |\n", name, (forward + backward) * 1e6,
@@ -232,7 +232,7 @@ static double bench_attention(const Table* t, const BenchCase* c) {
     copy_to_device(scale, ones.data(), NH * sizeof(float));
     document_starts(start, log_count, tokens, 1, 0, 0, c->B, c->T);
     AttentionInput in = {};
-    in.size = {c->B, c->T, c->T, NH, NH, c->HS, c->biased ? (unsigned)(TERM_DISTANCE | TERM_SCALE) : 0u};
+    in.size = {c->B, c->T, c->T, NH, NH, c->HS, c->biased ? (unsigned)(TERM_DISTANCE | TERM_SCALE) : 0u, 0, 0};
     void* workspace =
         device_malloc(std::max(attention_workspace(&in.size, false), attention_workspace(&in.size, true)));
     in.q = qkv, in.k = qkv + C, in.v = qkv + 2 * C;

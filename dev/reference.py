@@ -109,6 +109,13 @@ CASES = {
     ),
     "layers": dict(encoding="rotary,nope,bam_ssmax", layer_windows="7,0,4", n_layers=3, **LAYERS),
     "layers_global": dict(encoding="bam,kerple_log_ssmax", n_layers=3, global_prior=1, **LAYERS),
+    "mix": dict(encoding="mix", dim=24, n_heads=3, n_kv_heads=1, mix_rank=8, mix_length=9, **(SMALL | dict(n_layers=2))),
+    "mix_ssmax": dict(encoding="mix_ssmax", **SMALL),
+    "mix_ssmax_outside": dict(encoding="mix_ssmax", ssmax_prior="outside", mix_rank=4, mix_length=30, **SMALL),
+    "mix_all": dict(
+        encoding="mix_ssmax", mix_rank=4, mix_length=12, softcap=1.5, sinks=1, window=15, qk_norm=1, gated_attention=1,
+        dim=32, n_heads=4, n_kv_heads=2, **SMALL
+    ),
 }
 
 # Further options of an encoding, in its own fixtures alone.
@@ -119,6 +126,7 @@ OPTIONS = {
     "sandwich": dict(sandwich_dim=128),
     "t5": dict(t5_bias_trainable=1),
     "table": dict(table_bias_trainable=1),
+    "mix": dict(mix_rank=16, mix_length=20),
 }  # fmt: skip
 
 
@@ -210,6 +218,9 @@ def make_parameters(case, rng, name):
         linear(layer + "attention.wk.weight", kv_dim, dim, 2.0)
         linear(layer + "attention.wv.weight", kv_dim, dim)
         linear(layer + "attention.wo.weight", dim, dim)
+        if layer_case(case, n)["kind"] == "mix":
+            linear(layer + "attention.w_mix.weight", case["n_heads"] * case["mix_rank"], dim)
+            params[layer + "attention.mixed"] = rng.standard_normal((case["mix_rank"], case["mix_length"]))
         if layer_case(case, n)["ssmax"]:
             scale = np.ones(case["n_heads"])
             if not case["no_seq_scale"]:
@@ -365,6 +376,17 @@ def relative_bias(case, params, n):
     return -jnp.exp(alpha) * r**beta
 
 
+def mixed_bias(case, params, n, x):
+    """P[b,h,i,j] of tables by distance that the query weights (Shaw et al. 2018, equation 5, with numbers of their own in
+    place of the query); 0 beyond the tables."""
+    weights = x @ params[f"layers.{n}.attention.w_mix.weight"].T
+    weights = weights.reshape(*x.shape[:2], case["n_heads"], case["mix_rank"])
+    distance = np.arange(case["seq_len"])[:, None] - np.arange(case["seq_len"])[None, :]
+    within = (distance >= 0) & (distance < case["mix_length"])
+    table = params[f"layers.{n}.attention.mixed"][:, np.where(within, distance, 0)]
+    return jnp.einsum("bihr,rij->bhij", weights, jnp.where(within, table, 0.0))
+
+
 def cap(x, c):
     """Gemma 2 (2024): a value of at most c."""
     return x if c is None else c * jnp.tanh(x / c)
@@ -388,10 +410,11 @@ def row_scale(case, params, n, visible):
     return 1.0
 
 
-def logits(case, params, n, q, k, visible):
+def logits(case, params, n, x, q, k, visible):
     """z[B,H,i,j], the terms in the one order of llmc/attention/terms.h."""
     c = cap(jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"]), case.get("softcap"))
-    bias, scale = relative_bias(case, params, n), row_scale(case, params, n, visible)
+    bias = mixed_bias(case, params, n, x) if case["kind"] == "mix" else relative_bias(case, params, n)
+    scale = row_scale(case, params, n, visible)
     if bias is None:
         z = scale * c
     elif bias_inside(case):
@@ -402,7 +425,7 @@ def logits(case, params, n, q, k, visible):
 
 
 def bias_inside(case):
-    return case["kind"] in LEARNED and case["ssmax_prior"] == "inside" and "log_scale" not in case
+    return case["kind"] in (*LEARNED, "mix") and case["ssmax_prior"] == "inside" and "log_scale" not in case
 
 
 def attention(case, params, n, x, start):
@@ -418,7 +441,7 @@ def attention(case, params, n, x, start):
     group = [h * case["n_kv_heads"] // case["n_heads"] for h in range(case["n_heads"])]
     k, v = k[:, group], v[:, group]
 
-    z = logits(case, params, n, q, k, visible_keys(case, start))
+    z = logits(case, params, n, x, q, k, visible_keys(case, start))
     if case.get("sinks"):  # a key without a value; gpt-oss (2025)
         sink = jnp.broadcast_to(params[f"layers.{n}.attention.sink"], (*z.shape[:3], 1))
         z = jnp.concatenate([z, sink], axis=-1)
@@ -503,8 +526,9 @@ def train(case, params, value_and_grad):
         norm = global_norm(case, grads)
         clip = min(1.0, case["grad_clip"] / (norm + 1e-6))
         for name in filter(lambda name: trainable(case, name), params):
-            rate = case["prior_lr"] if "prior." in name else case["learning_rate"]
-            decay = case["weight_decay"] if params[name].ndim == 2 else 0.0  # decoupled; matrices only
+            tables = name.endswith("attention.mixed")
+            rate = case["prior_lr"] if "prior." in name or tables else case["learning_rate"]
+            decay = case["weight_decay"] if params[name].ndim == 2 and not tables else 0.0  # decoupled; matrices only
             g, (m, v) = clip * np.asarray(grads[name]), moments[name]
             m = case["beta1"] * m + (1 - case["beta1"]) * g
             v = case["beta2"] * v + (1 - case["beta2"]) * g * g
@@ -590,6 +614,12 @@ def naive_attention(case, params, n, x, start):
         alpha, beta, mu = (params[prior + "theta_" + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
         return -math.exp(alpha + beta * math.log(abs(-d - 2 * math.sinh(mu)) + 1e-5))
 
+    def mixed(b, i, h, d):
+        if case["kind"] != "mix" or d >= case["mix_length"]:
+            return 0.0
+        rows = get("w_mix.weight")[h * case["mix_rank"] : (h + 1) * case["mix_rank"]]
+        return sum(float(row @ x[b, i]) * float(table[d]) for row, table in zip(rows, get("mixed")))
+
     def speed(m):
         """Radians per position of pair m, by how often it turns in the original length."""
         width, kind, original = rotated_width(case), case.get("rope_scaling", "none"), case.get("rope_original_length")
@@ -629,13 +659,13 @@ def naive_attention(case, params, n, x, start):
         if "log_scale" in case:
             first, slope = map(float, case["log_scale"].split(","))
             g = 1 + slope * max(0.0, math.log(len(keys) / first))
-        inside = case["kind"] in LEARNED and case["ssmax_prior"] == "inside" and "log_scale" not in case
         z = []
         for j in keys:
             a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5
             if "softcap" in case:
                 a = case["softcap"] * (1 - 2 / (math.exp(2 * a / case["softcap"]) + 1))
-            z.append(g * (a + bias(h, i - j)) if inside else g * a + bias(h, i - j))
+            p_ij = bias(h, i - j) + mixed(b, i, h, i - j)
+            z.append(g * (a + p_ij) if bias_inside(case) else g * a + p_ij)
         p = [math.exp(y - max(z)) for y in z]
         total = sum(p) + (math.exp(get("sink")[0, h, 0, 0] - max(z)) if case.get("sinks") else 0)
         for j, weight in zip(keys, p):

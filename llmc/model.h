@@ -21,14 +21,14 @@ PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes
 typedef enum { SCOPE_MODEL, SCOPE_LAYER } ParamScope;
 // How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [rows,cols,1,1]
 typedef enum { SHAPE_VOCAB, SHAPE_MATRIX, SHAPE_VECTOR, SHAPE_HEADS } ParamShape;
-typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_ZEROS, INIT_PRIOR } ParamInit;
+typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_ZEROS, INIT_PRIOR, INIT_MIXED } ParamInit;
 typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 
 /*
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
-Rows or columns of 0 leave a parameter out of a layer. wq, wk, wv and w1, w3 follow one another in memory, so that each
-group is one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its
-own.
+Rows or columns of 0 leave a parameter out of a layer. wq, wk, wv, w_mix and w1, w3 follow one another in memory, so
+that each group is one matrix for one product: w_mix gives the weights by which each query and head adds up the tables
+by distance `mixed`. A prior is the tensors of the encoding one after another, each with a name of its own.
 Learned positions begin like the token embeddings that they are added to, neither louder nor softer (GPT-2 has 0.02 for
 both), and decay like them, as in GPT-2's reimplementations; they are read in fp32, as computed positions are.
 */
@@ -42,6 +42,7 @@ both), and decay like them, as in GPT-2's reimplementations; they are read in fp
     X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
     X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
     X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(floatX, w_mix, "attention.w_mix.weight", SCOPE_LAYER, NH* MR, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)    \
     X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
     X(floatX, gate, "attention.gate.weight", SCOPE_LAYER, GA* NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)  \
     X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
@@ -53,22 +54,31 @@ both), and decay like them, as in GPT-2's reimplementations; they are read in fp
     X(float, k_norm, "attention.k_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)        \
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
     X(float, sink, "attention.sink", SCOPE_LAYER, SK, NH, SHAPE_HEADS, INIT_ZEROS, GROUP_VECTOR)                   \
-    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
+    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                   \
+    X(float, mixed, "attention.mixed", SCOPE_LAYER, MR, ML, SHAPE_MATRIX, INIT_MIXED, GROUP_PRIOR)
 
 // The short names that the lists use. PE: rows of learned positions.
-#define MODEL_DIMENSIONS(c)                                                                                   \
-    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,      \
-                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS, \
-                                         PE = model_learns_positions(c) ? (c)->options.learned_length : 0,    \
-                                         SK = (c)->options.sinks ? 1 : 0, QN = (c)->options.qk_norm ? 1 : 0,  \
+#define COMMON_DIMENSIONS(c)                                                                                 \
+    __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,     \
+                                         NKV = (c)->NKV, HS = (c)->HS, F = (c)->F,                           \
+                                         PE = model_learns_positions(c) ? (c)->options.learned_length : 0,   \
+                                         SK = (c)->options.sinks ? 1 : 0, QN = (c)->options.qk_norm ? 1 : 0, \
                                          GA = (c)->options.gated_attention ? 1 : 0
 
-// And those of what not every layer has. PG, PL: numbers of the priors that layers share, and of the layer's own.
-#define LAYER_DIMENSIONS(c, layer)                                                    \
-    MODEL_DIMENSIONS(c);                                                              \
-    __attribute__((unused)) const size_t PG = model_global_prior_place(c, POS_COUNT), \
-                                         PL = model_layer_prior_numbers(c, layer),    \
-                                         SS = model_layer_ssmax(c, layer) ? 1 : 0
+// Of activations and workspace, which serve every layer. MR, ML: tables that queries weight, and distances of each.
+#define MODEL_DIMENSIONS(c)                                                                    \
+    COMMON_DIMENSIONS(c);                                                                      \
+    __attribute__((unused)) const size_t MR = model_mix_rank(c), ML = (c)->options.mix_length, \
+                                         QKV = (NH + 2 * NKV) * HS + NH * MR
+
+// Of one layer. PG, PL: numbers of the priors that layers share, and of the layer's own.
+#define LAYER_DIMENSIONS(c, layer)                                                                      \
+    COMMON_DIMENSIONS(c);                                                                               \
+    __attribute__((unused))                                                                             \
+    const size_t MR = model_layer_mix_rank(c, layer),                                                   \
+                 ML = MR > 0 ? (c)->options.mix_length : 0, QKV = (NH + 2 * NKV) * HS + NH * MR,        \
+                 PG = model_global_prior_place(c, POS_COUNT), PL = model_layer_prior_numbers(c, layer), \
+                 SS = model_layer_ssmax(c, layer) ? 1 : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -127,7 +137,7 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(float, attention_rstd, ACT_LAYER, N)                                                    \
     X(floatX, qk_before, ACT_LAYER, QN* N*(NH + NKV) * HS) /* q, then k, before their norm */ \
     X(float, qk_rstd, ACT_LAYER, QN* N*(NH + NKV))                                            \
-    X(floatX, qkv, ACT_LAYER, N* QKV) /* after norm and rotation */                           \
+    X(floatX, qkv, ACT_LAYER, N* QKV) /* after norm and rotation; then mix */                 \
     X(floatX, attention, ACT_LAYER, N* C)                                                     \
     X(float, lse, ACT_LAYER, N* NH)                                                           \
     X(floatX, gate, ACT_LAYER, GA* N* C)     /* before the sigmoid */                         \
@@ -247,7 +257,7 @@ static inline size_t model_workspace_bytes(const Model* model) {
     bool training = plan->mode != MODE_INFERENCE;
     size_t N = plan->B * plan->T, T = plan->T;
     const unsigned terms = TERM_DISTANCE | TERM_SCALE | model_terms(&model->config);
-    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms}, reading = batch;  // reading: through a cache
+    AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms, MR, ML}, reading = batch;  // reading: through a cache
     if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
         matmul_workspace(N, C, QKV),
@@ -269,7 +279,8 @@ static inline size_t model_workspace_bytes(const Model* model) {
 // Sizes in bytes are products of size_t: refuses what could overflow them, by a bound from above in double.
 static inline void model_check_sizes(const ModelConfig* c, const ModelPlan* plan) {
     double rows = (double)plan->B * (double)plan->T, layers = (double)c->L + 8;
-    double row = 16.0 * (double)(c->C + c->F) + 8.0 * (double)(c->NH + 2 * c->NKV) * (double)c->HS;
+    double mixes = (double)(c->NH * model_mix_rank(c));
+    double row = 16.0 * (double)(c->C + c->F) + 8.0 * ((double)(c->NH + 2 * c->NKV) * (double)c->HS + mixes);
     double bytes = 8 * layers * rows * row + 8 * rows * (double)plan->slots +
                    16 * layers * (double)(c->NH + c->C + 2 * c->NKV * c->HS) * (double)plan->max_length;
     if (!(bytes < 0x1p62)) {
@@ -396,6 +407,9 @@ static inline float initial_value(const Model* model, const Tensor* t, size_t i,
         case INIT_LINEAR: return (float)((2.0 * random_uniform(random) - 1.0) / sqrt((double)t->fan_in));
         case INIT_ONES: return 1.0f;
         case INIT_ZEROS: return 0.0f;
+        // Small, so that training starts near no bias at all, and not 0, so that what weights the tables has a
+        // gradient from the first step on; the tables themselves have one, since the weights are drawn as any linear's.
+        case INIT_MIXED: return (float)(0.02 * random_normal(random));
         case INIT_PRIOR:
             return (float)posenc_initial(&model->config.posenc, t->posenc_tensor, i, model->config.NH, random);
     }

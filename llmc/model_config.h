@@ -194,6 +194,10 @@ static inline void model_config_check(ModelConfig* c) {
         fatal("head size %zu (--dim %zu / --n_heads %zu), expected a multiple of 8 up to 128", c->HS, c->C, c->NH);
     }
     if (c->NKV == 0 || c->NH % c->NKV != 0) { fatal("--n_kv_heads %zu does not divide --n_heads %zu", c->NKV, c->NH); }
+    if (model_mix_rank(c) * c->NH % 8 != 0) {
+        fatal("--mix_rank %zu of --n_heads %zu: %zu weights of a token, expected a multiple of 8", c->options.mix_rank,
+              c->NH, model_mix_rank(c) * c->NH);
+    }
     if (c->F == 0 || c->F % 8 != 0) { fatal("--ffn_dim %zu, expected a multiple of 8", c->F); }
     if (c->V < 2 || c->V > (size_t)1 << 31) { fatal("vocabulary of %zu tokens, expected 2 to 2^31", c->V); }
     model_check_attention(c);
@@ -202,13 +206,17 @@ static inline void model_config_check(ModelConfig* c) {
     model_check_positions(c);
 }
 
-// Keys that queries at positions position .. position + n - 1 of one document see together in a layer.
-static inline double model_visible_keys(const ModelConfig* c, size_t layer, size_t position, size_t n) {
-    double first = (double)position + 1, last = (double)position + (double)n;
-    double window = (double)model_layer_window(c, layer);
+// Keys that queries at positions position .. position + n - 1 of one document see together when each sees `most` of
+// them at most; 0: all.
+static inline double keys_within(size_t position, size_t n, size_t most) {
+    double first = (double)position + 1, last = (double)position + (double)n, window = (double)most;
     if (window == 0 || last <= window) { return (double)n * 0.5 * (first + last); }
     double rising = first < window ? window - first : 0;  // queries that see less than the window
     return rising * 0.5 * (first + window - 1) + ((double)n - rising) * window;
+}
+
+static inline double model_visible_keys(const ModelConfig* c, size_t layer, size_t position, size_t n) {
+    return keys_within(position, n, model_layer_window(c, layer));
 }
 
 // The same in all layers together.
@@ -218,17 +226,31 @@ static inline double model_all_visible_keys(const ModelConfig* c, size_t positio
     return keys;
 }
 
-// Weights of the products of one block.
+// Of these, keys that tables weighted by the query reach, times the number of tables.
+static inline double model_all_mixed_keys(const ModelConfig* c, size_t position, size_t n) {
+    double keys = 0;
+    for (size_t l = 0; l < c->L; l++) {
+        const size_t window = model_layer_window(c, l), length = c->options.mix_length;
+        const size_t reached = window > 0 && window < length ? window : length;
+        keys += (double)model_layer_mix_rank(c, l) * keys_within(position, n, reached);
+    }
+    return keys;
+}
+
+// Weights of the products of one block, of an average one where layers differ.
 static inline double model_block_weights(const ModelConfig* c) {
-    double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F;
-    return (c->options.gated_attention ? 3.0 : 2.0) * C * C + 2.0 * C * kv + 3.0 * C * F;
+    double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F, mixes = 0;
+    for (size_t l = 0; l < c->L; l++) { mixes += (double)(c->NH * model_layer_mix_rank(c, l)) / (double)c->L; }
+    return (c->options.gated_attention ? 3.0 : 2.0) * C * C + 2.0 * C * kv + C * mixes + 3.0 * C * F;
 }
 
 // Floating-point operations of forward and backward per token of a sequence of T tokens: 6 per weight of a product,
-// and 12 C for each visible key of attention in each layer (two products forward, four backward).
+// 12 C for each visible key of attention in each layer (two products forward, four backward), and 6 for each weight of
+// a table that reaches it.
 static inline double model_flops_per_token(const ModelConfig* c, size_t T) {
     double C = (double)c->C, weights = (double)c->L * model_block_weights(c) + (double)c->V * C;
-    return 6.0 * weights + 12.0 * C * (model_all_visible_keys(c, 0, T) / (double)T);
+    double pairs = 12.0 * C * model_all_visible_keys(c, 0, T) + 6.0 * (double)c->NH * model_all_mixed_keys(c, 0, T);
+    return 6.0 * weights + pairs / (double)T;
 }
 
 #endif

@@ -71,7 +71,7 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     const float* bias = model_bias_table(model, layer);
     const ModelOptions* o = &model->config.options;
     const unsigned terms = model_layer_terms(&model->config, layer) & ~(unsigned)TERM_SLOPES;
-    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms};
+    const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms, MR, ML};
     AttentionInput in;
     memset(&in, 0, sizeof in);
     in.size = size;
@@ -92,6 +92,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     in.logit.log_count = a.log_count + rows;
     in.logit.cap = (float)o->softcap, in.logit.cap_approximate = o->softcap_approx;
     in.logit.sink = SK ? model_params(model, layer).sink : NULL;
+    in.logit.mix = a.qkv + (NH + 2 * NKV) * HS, in.logit.mixed = model_params(model, layer).mixed;
+    in.logit.mix_stride = in.q_stride, in.logit.mix_batch = in.q_batch;
     return in;
 }
 
@@ -107,7 +109,7 @@ static inline size_t count_documents(const int* tokens, int bos, size_t B, size_
 
 // From attention_norm to qkv, with q and k normed and rotated where that is asked for.
 static inline void forward_qkv(const Model* model, size_t layer, const Pass* pass) {
-    MODEL_DIMENSIONS(&model->config);
+    LAYER_DIMENSIONS(&model->config, layer);
     Activations a = model_activations(model, layer);
     matmul_forward(a.qkv, a.attention_norm, model_params(model, layer).wq, model->workspace, pass->B * pass->T, C, QKV);
     if (QN) {
@@ -304,6 +306,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     memset(&d, 0, sizeof d);
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
     d.dby_distance = a.d_bias, d.dseq_scale = SS ? g.seq_scale : a.d_row_scale, d.dsink = g.sink;
+    d.dmix = d_qkv + (NH + 2 * NKV) * HS, d.dmixed = g.mixed;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     const PosKind encoding = model_layer_encoding(&model->config, layer);
     if (posenc_params(encoding) > 0) {

@@ -48,6 +48,17 @@ static inline size_t model_layer_window(const ModelConfig* c, size_t layer) {
     return c->options.window ? c->options.window : c->layers[layer].window;
 }
 
+// Tables by distance that the queries of a layer weight, 0 without; of any layer.
+static inline size_t model_layer_mix_rank(const ModelConfig* c, size_t layer) {
+    return posenc_info(c->layers[layer].encoding)->terms & TERM_MIX ? c->options.mix_rank : 0;
+}
+
+static inline size_t model_mix_rank(const ModelConfig* c) {
+    size_t rank = 0;
+    for (size_t l = 0; l < c->L; l++) { rank |= model_layer_mix_rank(c, l); }
+    return rank;
+}
+
 static inline bool model_has_window(const ModelConfig* c) {
     bool found = false;
     for (size_t l = 0; l < c->L; l++) { found |= model_layer_window(c, l) > 0; }

@@ -103,6 +103,7 @@ static inline void model_layout_params(Model* model) {
     const size_t* at = model->param_offset[0];
     assert(at[PARAM_wk] == at[PARAM_wq] + NH * HS * C);
     assert(at[PARAM_wv] == at[PARAM_wk] + NKV * HS * C);
+    assert(at[PARAM_w_mix] == at[PARAM_wv] + NKV * HS * C);
     assert(at[PARAM_w3] == at[PARAM_w1] + F * C);
     (void)at;
 }

@@ -31,7 +31,7 @@ Values are computed in double and rounded once to fp32: tables are small (NH x T
 // ----------------------------------------------------------------------------
 // what the formulas of relative biases are given and say
 
-enum { SANDWICH_MAX_DIM = 65536 };
+enum { SANDWICH_MAX_DIM = 65536, MIX_MAX_RANK = 16, MIX_MAX_LENGTH = 262144 };
 
 // What flags say of the formulas of biases.
 typedef struct {
@@ -190,6 +190,7 @@ enum {
     TERM_CAP = 1 << 3,       // soft-capping of the products
     TERM_KEY = 1 << 4,       // a number for each key and head
     TERM_SINK = 1 << 5,      // a logit in the denominator alone
+    TERM_MIX = 1 << 6,       // tables by distance weighted by the query
 };
 
 /*
@@ -221,6 +222,7 @@ theta[0], theta[1], ... in the order of POSENC_TENSORS:
       initial_by_word)                                                                                               \
     X(T5, t5, POSENC_NONE, TERM_DISTANCE, true, t5_value, t5_derivative, t5_reach, initial_by_word)                  \
     X(TABLE, table, POSENC_NONE, TERM_DISTANCE, true, table_value, table_derivative, table_reach, initial_by_word)   \
+    X(MIX, mix, POSENC_NONE, TERM_MIX, true, no_value, no_derivative, everywhere, initial_by_word)                   \
     POSENC_LIST_EXTRA(X)
 
 // Does a tensor hold a number for each head, or one for all heads?

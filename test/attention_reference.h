@@ -23,12 +23,14 @@ typedef struct {
     const float *seq_scale, *log_count;
     double cap;
     const float *by_key, *sink;
+    const float *mix, *mixed;
+    size_t mix_stride, mix_batch;
 } AttentionCase;
 
 // Results in the layouts of the contract; gradients accumulate. dscale_noise[NH]: root of the sum over rows of the
 // squares of the terms of dseq_scale, the size of a random sum of them.
 typedef struct {
-    double *out, *lse, *dq, *dk, *dv, *dby_distance, *dseq_scale, *dscale_noise, *dby_key, *dsink;
+    double *out, *lse, *dq, *dk, *dv, *dby_distance, *dseq_scale, *dscale_noise, *dby_key, *dsink, *dmix, *dmixed;
 } AttentionReference;
 
 // One query of one head, and what is known of its row.
@@ -61,6 +63,16 @@ static inline size_t reference_key(const ReferenceRow* r, size_t j) {
     return r->b * r->c->kv_batch + j * r->c->kv_stride + r->h * s->NKV / s->NH * s->HS;
 }
 
+// Tables weighted by the query: where its weights are, and how many tables reach this far.
+static inline size_t reference_mix(const ReferenceRow* r) {
+    return r->b * r->c->mix_batch + r->i * r->c->mix_stride + r->h * r->c->size.mixes;
+}
+
+static inline size_t reference_mixes(const ReferenceRow* r, size_t distance) {
+    const AttentionSizes* s = &r->c->size;
+    return (s->terms & TERM_MIX) && distance < s->mixed_length ? s->mixes : 0;
+}
+
 // Sets the terms of every visible key and the weights; returns the natural logarithm of their sum.
 static inline double reference_weights(ReferenceRow* r) {
     const AttentionCase* c = r->c;
@@ -71,6 +83,9 @@ static inline double reference_weights(ReferenceRow* r) {
         if (s->terms & TERM_CAP) { a = c->cap * tanh(a / c->cap); }
         if (s->terms & TERM_DISTANCE) { p += (double)c->by_distance[r->h * c->distance_stride + r->position - j]; }
         if (s->terms & TERM_KEY) { p += (double)c->by_key[(r->b * s->NH + r->h) * s->Tk + j]; }
+        for (size_t m = 0, d = r->position - j; m < reference_mixes(r, d); m++) {
+            p += (double)c->mix[reference_mix(r) + m] * (double)c->mixed[m * s->mixed_length + d];
+        }
         r->product[j] = a, r->bias[j] = p;
         r->weights[j] = c->inside ? r->g * (a + p) : r->g * a + p;
         largest = fmax(largest, r->weights[j]);
@@ -99,6 +114,11 @@ static inline void reference_gradients(const AttentionReference* to, const Refer
         reference_add(to->dk + key, da / root, c->q + query, HS);
         if (c->size.terms & TERM_DISTANCE) { to->dby_distance[r->h * c->distance_stride + r->position - j] += dp; }
         if (c->size.terms & TERM_KEY) { to->dby_key[(r->b * c->size.NH + r->h) * c->size.Tk + j] += dp; }
+        for (size_t m = 0, d = r->position - j; m < reference_mixes(r, d); m++) {
+            size_t weight = reference_mix(r) + m, entry = m * c->size.mixed_length + d;
+            to->dmix[weight] += dp * (double)c->mixed[entry];
+            to->dmixed[entry] += dp * (double)c->mix[weight];
+        }
         dscale += dz * r->log_count * (r->product[j] + (c->inside ? r->bias[j] : 0.0));
     }
     if (c->size.terms & TERM_SINK) { to->dsink[r->h] -= r->sink * delta; }

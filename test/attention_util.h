@@ -32,6 +32,8 @@ typedef struct {
     AttentionInput in;
     float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count;
     float *by_key, *dby_key, *sink, *dsink;  // NULL before add_terms
+    float *mix, *dmix, *mixed, *dmixed;      // NULL before add_mix
+    size_t mix_floats, mixed_floats;
     int* start;
     size_t qkv_floats, q_size, dk, dv;  // offsets of the gradients of k and v in dqkv
 } Problem;
@@ -66,7 +68,7 @@ static inline Problem make_problem(Shape s, uint64_t seed) {
     if (!s.documents) { memset(p.start, 0, N * sizeof(int)); }
     for (size_t n = 0; n < N; n++) { p.log_count[n] = ssmax_log_count(n % s.T - (size_t)p.start[n] + 1); }
     unsigned terms = (s.bias == NO_BIAS ? 0u : (unsigned)TERM_DISTANCE) | (s.scaled ? (unsigned)TERM_SCALE : 0u);
-    AttentionInput in = {.size = {s.B, s.T, s.T, s.NH, s.NKV, s.HS, terms}};
+    AttentionInput in = {.size = {s.B, s.T, s.T, s.NH, s.NKV, s.HS, terms, 0, 0}};
     in.q = p.qkv, in.k = p.qkv + p.dk, in.v = p.qkv + p.dv;
     in.q_stride = in.kv_stride = stride, in.q_batch = in.kv_batch = s.T * stride;
     in.logit.by_distance = p.bias, in.logit.distance_stride = s.T + GAP, in.logit.inside = s.bias == BIAS_INSIDE;
@@ -86,9 +88,23 @@ static inline void add_terms(Problem* p, unsigned terms, float cap, uint64_t see
     p->in.logit.cap = cap, p->in.logit.by_key = p->by_key, p->in.logit.sink = p->sink;
 }
 
+// Tables weighted by the query, with a gap after the weights of every query.
+static inline void add_mix(Problem* p, size_t mixes, size_t length, uint64_t seed) {
+    Random random = random_stream(seed, 3);
+    LogitTerms* logit = &p->in.logit;
+    p->in.size.terms |= TERM_MIX;
+    p->in.size.mixes = mixes, p->in.size.mixed_length = length;
+    logit->mix_stride = p->shape.NH * mixes + GAP, logit->mix_batch = p->shape.T * logit->mix_stride;
+    p->mix_floats = p->shape.B * logit->mix_batch, p->mixed_floats = mixes * length;
+    p->mix = random_array(p->mix_floats, 0.5, &random), p->dmix = random_array(p->mix_floats, 1.0, &random);
+    p->mixed = random_array(p->mixed_floats, 1.0, &random), p->dmixed = xcalloc(p->mixed_floats, sizeof(float));
+    logit->mix = p->mix, logit->mixed = p->mixed;
+}
+
 static inline void free_problem(Problem* p) {
-    float* arrays[] = {p->qkv,       p->dqkv,       p->out,       p->dout,   p->lse,     p->bias, p->dbias,
-                       p->seq_scale, p->dseq_scale, p->log_count, p->by_key, p->dby_key, p->sink, p->dsink};
+    float* arrays[] = {p->qkv,   p->dqkv,      p->out,        p->dout,      p->lse,    p->bias,
+                       p->dbias, p->seq_scale, p->dseq_scale, p->log_count, p->by_key, p->dby_key,
+                       p->sink,  p->dsink,     p->mix,        p->dmix,      p->mixed,  p->dmixed};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
     free(p->start);
 }
@@ -109,14 +125,15 @@ static inline void forward(float* out, float* lse, const AttentionInput* in) {
 }
 
 static inline AttentionGradients problem_gradients(const Problem* p) {
-    return (AttentionGradients){p->dqkv,       p->dqkv + p->dk, p->dqkv + p->dv, p->dbias,
-                                p->dseq_scale, p->dby_key,      p->dsink};
+    return (AttentionGradients){p->dqkv,    p->dqkv + p->dk, p->dqkv + p->dv, p->dbias, p->dseq_scale,
+                                p->dby_key, p->dsink,        p->dmix,         p->dmixed};
 }
 
 static inline void backward(Problem* p) {
     void* workspace = make_workspace(&p->in, true);
     memset(p->dseq_scale, 0, p->shape.NH * sizeof(float));
     if (p->dsink) { memset(p->dsink, 0, p->shape.NH * sizeof(float)); }
+    if (p->dmixed) { memset(p->dmixed, 0, p->mixed_floats * sizeof(float)); }
     AttentionGradients gradients = problem_gradients(p);
     attention_backward(&gradients, p->dout, p->out, p->lse, &p->in, workspace);
     free(workspace);
@@ -126,8 +143,8 @@ static inline void backward(Problem* p) {
 // reference
 
 typedef struct {
-    double *out, *lse, *dqkv, *dbias, *dseq_scale, *dby_key,
-        *dsink;  // dqkv like Problem.dqkv, others as in the contract
+    // dqkv and dmix like those of Problem, others as in the contract
+    double *out, *lse, *dqkv, *dbias, *dseq_scale, *dby_key, *dsink, *dmix, *dmixed;
 } Reference;
 
 static inline Reference make_reference(const Problem* p) {
@@ -138,11 +155,13 @@ static inline Reference make_reference(const Problem* p) {
     r.dbias = xcalloc(s->NH * p->in.logit.distance_stride, sizeof(double)),
     r.dseq_scale = xcalloc(s->NH, sizeof(double));
     r.dby_key = xcalloc(s->B * s->NH * s->T, sizeof(double)), r.dsink = xcalloc(s->NH, sizeof(double));
+    r.dmix = xcalloc(p->mix_floats + 1, sizeof(double)), r.dmixed = xcalloc(p->mixed_floats + 1, sizeof(double));
     return r;
 }
 
 static inline void free_reference(Reference* r) {
-    free(r->out), free(r->lse), free(r->dqkv), free(r->dbias), free(r->dseq_scale), free(r->dby_key), free(r->dsink);
+    double* arrays[] = {r->out, r->lse, r->dqkv, r->dbias, r->dseq_scale, r->dby_key, r->dsink, r->dmix, r->dmixed};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
 }
 
 static inline AttentionCase reference_case(const AttentionInput* in) {
@@ -151,6 +170,8 @@ static inline AttentionCase reference_case(const AttentionInput* in) {
     c.by_distance = in->logit.by_distance, c.distance_stride = in->logit.distance_stride, c.inside = in->logit.inside;
     c.seq_scale = in->logit.seq_scale, c.log_count = in->logit.log_count;
     c.cap = (double)in->logit.cap, c.by_key = in->logit.by_key, c.sink = in->logit.sink;
+    c.mix = in->logit.mix, c.mixed = in->logit.mixed;
+    c.mix_stride = in->logit.mix_stride, c.mix_batch = in->logit.mix_batch;
     return c;
 }
 
@@ -160,7 +181,7 @@ static inline Reference reference(const Problem* p, bool gradients) {
     double* noise = xcalloc(c.size.NH, sizeof(double));
     AttentionReference to = {.out = r.out, .lse = r.lse, .dq = r.dqkv, .dk = r.dqkv + p->dk, .dv = r.dqkv + p->dv};
     to.dby_distance = r.dbias, to.dseq_scale = r.dseq_scale, to.dscale_noise = noise;
-    to.dby_key = r.dby_key, to.dsink = r.dsink;
+    to.dby_key = r.dby_key, to.dsink = r.dsink, to.dmix = r.dmix, to.dmixed = r.dmixed;
     attention_reference(&to, &c, gradients ? p->dout : NULL);
     free(noise);
     return r;
@@ -218,12 +239,37 @@ static inline void check_backward(const Problem* p, const Reference* r, double t
     }
 }
 
+// relative_error of the gradient of the weights of tables, whose rows have gaps.
+static inline double mix_error(const Problem* p, const Reference* r) {
+    size_t N = p->shape.B * p->shape.T, columns = p->shape.NH * p->in.size.mixes, stride = p->in.logit.mix_stride;
+    float* got = xcalloc(N * columns, sizeof(float));
+    double* want = xcalloc(N * columns, sizeof(double));
+    for (size_t n = 0; n < N; n++) {
+        memcpy(got + n * columns, p->dmix + n * stride, columns * sizeof(float));
+        memcpy(want + n * columns, r->dmix + n * stride, columns * sizeof(double));
+    }
+    double error = relative_error(got, want, N * columns);
+    free(got), free(want);
+    return error;
+}
+
+// Sums over all queries of terms of order 1, which may cancel where they are few: relative to at least 1.
+static inline double mixed_error(const Problem* p, const Reference* r) {
+    double largest = 0;
+    for (size_t i = 0; i < p->mixed_floats; i++) { largest = fmax(largest, fabs(r->dmixed[i])); }
+    return relative_error(p->dmixed, r->dmixed, p->mixed_floats) * fmin(1.0, largest);
+}
+
 static inline void check_added_terms(const Problem* p, const Reference* r, double tolerance) {
     const Shape* s = &p->shape;
     if (attention_has(&p->in, TERM_KEY)) {
         assert_error_below(relative_error(p->dby_key, r->dby_key, s->B * s->NH * s->T), tolerance);
     }
     if (attention_has(&p->in, TERM_SINK)) { assert_error_below(relative_error(p->dsink, r->dsink, s->NH), tolerance); }
+    if (attention_has(&p->in, TERM_MIX)) {
+        assert_error_below(mix_error(p, r), tolerance);
+        assert_error_below(mixed_error(p, r), tolerance);
+    }
 }
 
 // Teams of threads are slow to meet on a busy machine, so only the tests that are about threads use them.

@@ -142,7 +142,7 @@ struct Device {
 
 static inline AttentionSizes sizes(const Shape& s) {
     const unsigned terms = (s.bias == NO_BIAS ? 0u : (unsigned)TERM_DISTANCE) | (s.scaled ? (unsigned)TERM_SCALE : 0u);
-    return {s.B, s.T, s.T, s.NH, s.NKV, s.HS, terms};
+    return {s.B, s.T, s.T, s.NH, s.NKV, s.HS, terms, 0, 0};
 }
 
 static inline Device to_device(const Problem& p) {
@@ -191,7 +191,8 @@ static inline Result forward_backward(const Problem& p) {
     float* dseq_scale = upload(std::vector<float>(s.NH, 0.0f));
     char* workspace = make_workspace(d.in, true);
     attention_forward(out, lse, &d.in, workspace);
-    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL};
+    const AttentionGradients to = {
+        dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL, NULL, NULL};
     attention_backward(&to, d.dout, out, lse, &d.in, workspace);
     cudaCheck(cudaDeviceSynchronize());
     Result r;

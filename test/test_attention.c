@@ -192,7 +192,7 @@ static void test_chunks_equal_the_whole(void** state) {
 
 // The workspace of a longer pass is enough for any shorter one.
 static size_t workspace_of(size_t B, size_t Tq, size_t Tk, bool backward) {
-    AttentionSizes size = {B, Tq, Tk, 6, 2, 48, TERM_DISTANCE | TERM_SCALE};
+    AttentionSizes size = {B, Tq, Tk, 6, 2, 48, TERM_DISTANCE | TERM_SCALE | TERM_MIX, 16, 300};
     return attention_workspace(&size, backward);
 }
 
@@ -380,7 +380,7 @@ static void test_bias_over_a_long_context(void** state) {
     for (size_t d = 0; d < T; d++) {
         bias[d] = posenc_bias(POS_BAM, theta, (PosencHead){0, 1, POSENC_DEFAULT_SETTINGS}, d);
     }
-    AttentionInput in = {.size = {1, 1, T, 1, 1, HS, TERM_DISTANCE}};
+    AttentionInput in = {.size = {1, 1, T, 1, 1, HS, TERM_DISTANCE, 0, 0}};
     in.q = q, in.k = k, in.v = v, in.q_stride = in.kv_stride = HS, in.q_batch = HS, in.kv_batch = (size_t)T * HS;
     in.logit.by_distance = bias, in.logit.distance_stride = T, in.logit.inside = true;
     forward(out, &lse, &in);

@@ -242,14 +242,14 @@ static size_t workspace_of(const AttentionSizes& size, bool backward) { return a
 static void test_workspace_grows_with_every_size(void** state) {
     (void)state;
     for (int backward = 0; backward < 2; backward++) {
-        const size_t largest = workspace_of({40, 1400, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, backward);
+        const size_t largest = workspace_of({40, 1400, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, backward);
         for (size_t B = 1; B <= 40; B++) {
             for (size_t T = 1; T <= 1400; T += 99) {
-                assert_true(workspace_of({B, T, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, false) <= largest);
-                assert_true(workspace_of({B, T, T, 12, 2, 48, TERM_DISTANCE | TERM_SCALE}, backward) <= largest);
+                assert_true(workspace_of({B, T, 1400, 12, 2, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, false) <= largest);
+                assert_true(workspace_of({B, T, T, 12, 2, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, backward) <= largest);
             }
         }
-        assert_true(workspace_of({1, 131072, 131072, 16, 16, 48, TERM_DISTANCE | TERM_SCALE}, backward) <
+        assert_true(workspace_of({1, 131072, 131072, 16, 16, 48, TERM_DISTANCE | TERM_SCALE, 0, 0}, backward) <
                     (size_t)131072 * 8192);  // O(T)
     }
 }
@@ -265,7 +265,8 @@ static void test_accumulates_and_optional_outputs(void** state) {
     floatX *out = upload_rounded(once.out), *dqkv = garbage<floatX>(p.qkv.size());
     float *lse = upload(once.lse), *dbias = garbage<float>(p.bias.size()), *dseq_scale = upload(once.dseq_scale);
     char* workspace = make_workspace(d.in, true);
-    const AttentionGradients to = {dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL};
+    const AttentionGradients to = {
+        dqkv, dqkv + p.key_column, dqkv + p.value_column, dbias, dseq_scale, NULL, NULL, NULL, NULL};
     attention_backward(&to, d.dout, out, lse, &d.in, workspace);
     cudaCheck(cudaDeviceSynchronize());
     const std::vector<float> twice = download(dseq_scale, 4);

@@ -39,6 +39,8 @@ static const struct {
     {"rotary_ssmax", "rotary_ssmax", 385, 40, 5, 5, 72, false, false},
     {"nope", "nope", 2, 8, 1, 1, 8, false, false},
     {"learned", "learned", 130, 24, 3, 3, 40, false, true},
+    {"mix_ssmax", "mix_ssmax", 258, 24, 3, 1, 40, false, false},
+    {"mix", "nope", 258, 24, 3, 3, 40, false, false},
     {"rotary", "bam_ssmax", 258, 24, 3, 1, 40, false, false},
     {"t5_ssmax", "bam", 258, 24, 3, 3, 40, true, true},
 };

@@ -116,6 +116,10 @@ static void check_tensors(const char* encoding, const char* name, PosKind kind, 
         n += check_tensor(&file, LAYER("attention_norm.weight", layer), 1, C, 0);
         n += check_tensor(&file, LAYER("ffn_norm.weight", layer), 1, C, 0);
         if (ssmax) { n += check_tensor(&file, LAYER("attention.seq_scale", layer), 4, NH, 1); }
+        if (kind == POS_MIX) {
+            n += check_tensor(&file, LAYER("attention.w_mix.weight", layer), 2, 16 * NH, C);
+            n += check_tensor(&file, LAYER("attention.mixed", layer), 2, 16, 1024);
+        }
         for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
             if (posenc_tensor(t)->owner != kind) { continue; }
             n += check_tensor(&file, LAYER("attention.prior.%s", layer, posenc_tensor(t)->name), 4, NH,

@@ -19,9 +19,11 @@ static size_t attention_backward_bytes(const AttentionSizes* size) {
 
 void attention_choose(const char* name, unsigned terms) {
     const bool own = strcmp(name, "own") == 0;
-    if (own && terms & (TERM_CAP | TERM_SINK)) {
+    if (own && terms & (TERM_CAP | TERM_SINK | TERM_MIX)) {
         fatal("%s: the kernels for CUDA have no such term; leave the flag out, or train on the CPU",
-              terms & TERM_CAP ? "--softcap" : "--sinks");
+              terms & TERM_CAP    ? "--softcap"
+              : terms & TERM_SINK ? "--sinks"
+                                  : "--position_encoding mix");
     }
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
@@ -29,6 +31,7 @@ void attention_choose(const char* name, unsigned terms) {
     const char* lacks = terms & TERM_SCALE  ? "scale of rows (Scalable-Softmax, --log_scale)"
                         : terms & TERM_CAP  ? "--softcap"
                         : terms & TERM_SINK ? "--sinks"
+                        : terms & TERM_MIX  ? "--position_encoding mix"
                         : terms & TERM_DISTANCE && !(terms & TERM_SLOPES) ? "bias but ALiBi's"
                                                                           : NULL;
     if (lacks) {

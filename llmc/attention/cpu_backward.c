@@ -5,7 +5,9 @@ algorithm 4). Contract in terms.h; kernels in cpu_tile.h.
 With p the weights, D_i = dout_i.out_i and dZ_ij = p_ij (dout_i.v_j - D_i):
 dv_j = sum_i p_ij dout_i, dq_i = g_i / sqrt(HS) sum_j dZ_ij k_j, dk_j = sum_i dZ_ij g_i q_i / sqrt(HS).
 With the bias inside the scale, E(d) = sum over i - j = d of dZ_ij ln n_i gives dP(d) = s E(d) and the bias's
-part of ds, sum_d P(d) E(d); q's part is sum_i ln n_i q_i.(dq_i without g_i). One-key rows have dZ = 0.
+part of ds, sum_d P(d) E(d); q's part is sum_i ln n_i q_i.(dq_i without g_i). One-key rows have dZ = 0. With tables
+weighted by the query, M_ir = sum_j dZ_ij mixed[r][i - j] gives dmix = g_i M_ir, dmixed[r][d] = sum over i - j = d of
+mix[i,r] g_i dZ_ij, and their part of ds, sum_ir ln n_i mix[i,r] M_ir; outside the scale g_i is left out.
 
 Every sum has one order, whatever the number of threads: for each query head in turn key tiles ascend, and
 for each key tile query tiles ascend. A thread takes a whole key/value head, or, when heads are few, key
@@ -101,8 +103,9 @@ INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Hea
         size_t vectors = (c.high + LANES - 1) / LANES;
         float *weights = pair->weights + r * SCORE_STRIDE, *dscores = pair->dscores + r * SCORE_STRIDE;
         prefetch_rows(prefetch, 2, HS);
+        const float* mix = head->mix ? rows->mix + first * head->mix->columns : NULL;
         score_rows(head, D, weights, pair->capped, vectors, first, pair->key, rows->q + first * D, rows->scale + first,
-                   k->keys_transposed + at);
+                   mix, k->keys_transposed + at);
         score_block(vectors, D, dscores, rows->dout + first * D, k->values_transposed + at, NULL, NULL);
         for (size_t u = 0; u < ROW_BLOCK; u++, weights += SCORE_STRIDE, dscores += SCORE_STRIDE) {
             float reference = rows->reference[first + u], delta = rows->delta[first + u];
@@ -114,6 +117,10 @@ INLINE void differentiate_rows(size_t D, size_t HS, const Backward* w, const Hea
             }
         }
         float* dproducts = pair->dproducts + r * SCORE_STRIDE;
+        if (head->mix) {
+            mix_accumulate_weights(rows->dmix + first * head->mix->columns, head->mix, pair->dscores + r * SCORE_STRIDE,
+                                   c.low, c.high, positions_after(head, first, pair->key));
+        }
         if (head->capped) {
             differentiate_cap(head, dproducts, pair->dscores + r * SCORE_STRIDE, pair->capped, rows->scale + first,
                               rows->capped + first);
@@ -189,6 +196,13 @@ INLINE void differentiate_pair(size_t D, size_t HS, const Backward* w, const Hea
         accumulate_diagonals(head, pair, row_factor, table);
     }
     if (head->by_key) { accumulate_key_sums(head, pair, row_factor, w->dkey_tables + h * key_floats(in) + pair->key); }
+    if (head->mix) {
+        const MixTables* mix = head->mix;
+        size_t rows_end = min_size(pair->live_high, in->size.Tq - pair->first);
+        mix_accumulate_tables(w->dmixed_tables + h * mix->columns * mix->stride, mix,
+                              rows->mix + pair->first * mix->columns, pair->dscores, (ptrdiff_t)pair->live_low,
+                              (ptrdiff_t)rows_end, positions_after(head, pair->first, pair->key));
+    }
 }
 
 static void backward_pair(const Backward* w, const Head* head, const KeyBuffers* k, const RowBuffers* rows,
@@ -363,6 +377,19 @@ static double sum_of_head(const Backward* w, const float* sums, size_t h) {
     return sum;
 }
 
+// Adds the sums of all heads to a vector of distances of one table; the packed weights carry log2(e).
+static void finish_mixed(const Backward* w, size_t r, size_t first) {
+    const MixTables* mix = &w->tables.mix;
+    size_t heads = w->in->size.B * w->in->size.NH, last = min_size(first + LANES, mix->length) - 1;
+    const float* at = w->dmixed_tables + r * mix->stride + mix_place(mix, last);
+    double sums[LANES] = {0};
+    for (size_t h = 0; h < heads; h++, at += mix->columns * mix->stride) {
+        for (size_t i = 0; i <= last - first; i++) { sums[i] += (double)at[i]; }
+    }
+    float* to = w->to.dmixed + r * w->in->size.mixed_length;
+    for (size_t d = first; d <= last; d++) { to[d] += (float)(sums[last - d] * (double)LN_2); }
+}
+
 static void finish_head(const Backward* w, size_t h) {
     const AttentionInput* in = w->in;
     bool scale = attention_has(in, TERM_SCALE), scaled = scale && in->logit.inside;
@@ -382,6 +409,10 @@ void attention_backward(const AttentionGradients* gradients, const floatX* dout,
     fill_tables(&w.tables, in);
     if (attention_has(in, TERM_DISTANCE)) { memset(w.dbias_tables, 0, heads * table_floats(in) * sizeof(float)); }
     if (attention_has(in, TERM_KEY)) { memset(w.dkey_tables, 0, heads * key_floats(in) * sizeof(float)); }
+    if (attention_has(in, TERM_MIX)) {
+        mix_transpose(&w.tables.mix);
+        memset(w.dmixed_tables, 0, heads * w.tables.mix.columns * w.tables.mix.stride * sizeof(float));
+    }
     memset(w.scratch, 0, attention_threads() * w.scratch_bytes);
     if (w.shared) {
         backward_shared(&w);
@@ -393,4 +424,7 @@ void attention_backward(const AttentionGradients* gradients, const floatX* dout,
     }
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < in->size.NH; h++) { finish_head(&w, h); }
+    size_t pieces = (w.tables.mix.length + LANES - 1) / LANES;
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < w.tables.mix.mixes * pieces; n++) { finish_mixed(&w, n / pieces, n % pieces * LANES); }
 }

@@ -25,10 +25,11 @@ typedef struct {
     float *q, *dout, *dq;              // [rows][D]; q as in QueryTile; dq without its factor g / sqrt(HS)
     float *reference, *delta, *scale;  // [rows]: log2 of the softmax's denominator, D_i, g_i
     float* capped;                     // [rows]: sum_j dZ_ij c_ij, the capped products' part of the gradient of g_i
+    float *mix, *dmix;                 // [rows][columns of MixTables]: as in QueryTile; sum_j dZ_ij mixed[r][i - j]
 } RowBuffers;
 
 typedef struct {
-    float *weights, *dscores;  // [QUERY_TILE][SCORE_STRIDE], inside the margin of one vector
+    float *weights, *dscores;  // [QUERY_TILE][SCORE_STRIDE], inside the margins
     float* dproducts;          // the same for the gradient of the products, where capping makes it another
     float* capped;             // [ROW_BLOCK][SCORE_STRIDE] capped products
     float *sum, *reference;    // of one row block, to compute a softmax again
@@ -43,7 +44,8 @@ typedef struct {
     bool shared;
     Tables tables;
     float *dbias_tables, *dkey_tables;  // [B * NH] reversed tables by distance; [B * NH][key_floats]
-    float *dscale, *dsink;              // [B * NH][query_tiles]: the products' part of dseq_scale; dsink
+    float* dmixed_tables;               // [B * NH][columns][stride] of MixTables
+    float *dscale, *dsink;              // [B * NH][query_tiles]: the parts of dseq_scale of products and mix; dsink
     size_t* progress;                   // [slots][key_tiles]: query tiles passed, over all heads of the group
     size_t key_bytes, row_bytes, scratch_bytes;
     char *key_buffers, *row_buffers, *scratch;  // of the slots, of the threads
@@ -74,6 +76,8 @@ static RowBuffers take_rows(Arena* arena, const Backward* w) {
     r.delta = take(arena, rows);
     r.scale = take(arena, rows);
     r.capped = take(arena, attention_has(w->in, TERM_CAP) ? rows : 0);
+    r.mix = take(arena, rows * w->tables.mix.columns);
+    r.dmix = take(arena, rows * w->tables.mix.columns);
     return r;
 }
 
@@ -86,8 +90,8 @@ static BackwardScratch take_backward_scratch(Arena* arena, const AttentionInput*
     s.capped = take(arena, capped ? ROW_BLOCK * SCORE_STRIDE : 0);
     s.sum = take(arena, ROW_BLOCK * LANES);
     s.reference = take(arena, ROW_BLOCK);
-    if (s.weights) { s.weights += LANES, s.dscores += LANES; }
-    s.dproducts = capped && s.weights ? s.dproducts + LANES : s.dscores;
+    if (s.weights) { s.weights += SCORE_MARGIN, s.dscores += SCORE_MARGIN; }
+    s.dproducts = capped && s.weights ? s.dproducts + SCORE_MARGIN : s.dscores;
     return s;
 }
 
@@ -100,12 +104,15 @@ static Backward plan_backward(const AttentionInput* in, void* workspace) {
     w.query_tiles = (in->size.Tq + QUERY_TILE - 1) / QUERY_TILE;
     w.shared = share_heads(in), w.slots = head_slots(in);
     Arena keys = {NULL, 0}, rows = {NULL, 0}, scratch = {NULL, 0}, arena = {(char*)workspace, 0};
+    w.tables = take_tables(&arena, in);
+    MixTables* mix = &w.tables.mix;
+    mix->transposed = take(&arena, mix->columns * mix->stride);
     take_keys(&keys, &w), take_rows(&rows, &w), take_backward_scratch(&scratch, in);
     w.key_bytes = keys.used, w.row_bytes = rows.used, w.scratch_bytes = scratch.used;
     size_t heads = in->size.B * in->size.NH;
-    w.tables = take_tables(&arena, in);
     w.dbias_tables = take(&arena, attention_has(in, TERM_DISTANCE) ? heads * table_floats(in) : 0);
     w.dkey_tables = take(&arena, attention_has(in, TERM_KEY) ? heads * key_floats(in) : 0);
+    w.dmixed_tables = take(&arena, heads * mix->columns * mix->stride);
     w.dscale = take(&arena, heads * w.query_tiles);
     w.dsink = take(&arena, attention_has(in, TERM_SINK) ? heads * w.query_tiles : 0);
     w.progress = (size_t*)arena_take(&arena, w.slots * w.key_tiles * sizeof(size_t));
@@ -190,6 +197,7 @@ INLINE void pack_outputs(size_t D, size_t HS, const Backward* w, const Head* hea
             store(rows->dq + i * D + d, splat(0.0f));
         }
         if (head->capped) { rows->capped[i] = 0.0f; }
+        if (head->mix) { memset(rows->dmix + i * head->mix->columns, 0, head->mix->columns * sizeof(float)); }
         rows->delta[i] = real ? sum_lanes(delta) : 0.0f;
         rows->reference[i] = real ? lse[i] * LOG2_E : INFINITY;  // padding rows have weight 0
     }
@@ -236,9 +244,11 @@ static void open_query_tile(const Backward* w, const Head* head, const KeyBuffer
         memset(&block, 0, sizeof block);
         block.first = i, block.count = i < end ? min_size(end - i, ROW_BLOCK) : 0;
         block.q = rows->q + i * w->D, block.scale = rows->scale + i;
+        block.mix = rows->mix + i * w->tables.mix.columns;
         if (block.count == 0) {
             memset(block.q, 0, ROW_BLOCK * w->D * sizeof(float));
             memset(block.scale, 0, ROW_BLOCK * sizeof(float));
+            memset(block.mix, 0, ROW_BLOCK * w->tables.mix.columns * sizeof(float));
             continue;
         }
         WITH_HEAD_SIZE(pack_queries, w->D, in->size.HS, head, &block);
@@ -249,6 +259,23 @@ static void open_query_tile(const Backward* w, const Head* head, const KeyBuffer
         }
         if (any) { recompute_softmax(w, head, k, rows, &block, wanted); }
     }
+}
+
+// Writes dmix of queries first..end-1; returns the part of their bias in the gradient of seq_scale.
+static double write_mix(const Backward* w, const Head* head, const RowBuffers* rows, size_t first, size_t end) {
+    const AttentionInput* in = w->in;
+    const bool inside = in->logit.inside;
+    double dscale = 0;
+    for (size_t i = first; i < end; i++) {
+        const float *mix = mix_row(head, i), *sums = rows->dmix + i * head->mix->columns;
+        float *dmix = w->to.dmix + (mix - in->logit.mix), factor = inside ? rows->scale[i] : 1.0f, dot = 0.0f;
+        for (size_t r = 0; r < head->mix->mixes; r++) {
+            dot += sums[r] * mix[r];
+            dmix[r] = sums[r] * factor;
+        }
+        if (inside && head->log_count) { dscale += (double)dot * (double)head->log_count[i]; }
+    }
+    return dscale;
 }
 
 // Writes dq of queries first..end-1 and the products' part of the gradient of seq_scale.
@@ -287,6 +314,7 @@ static void close_query_tile(const Backward* w, const Head* head, const RowBuffe
     size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->size.Tq);
     size_t at = (head->batch * in->size.NH + head->query_head) * w->query_tiles + tile;
     WITH_HEAD_SIZE(write_queries, w->D, in->size.HS, w, head, rows, first, end, w->dscale + at);
+    if (head->mix) { w->dscale[at] += (float)write_mix(w, head, rows, first, end); }
     if (attention_has(in, TERM_SINK)) { w->dsink[at] = sink_gradient(head, rows, first, end); }
 }
 

@@ -31,14 +31,14 @@ typedef struct {
     float* rows;                    // query tiles
 } ForwardScratch;
 
-static size_t row_floats(size_t D) { return 2 * D + LANES + 2; }
+static size_t row_floats(const Forward* f) { return 2 * f->D + LANES + 2 + f->tables.mix.columns; }
 
-static ForwardScratch take_scratch(Arena* arena, size_t D, size_t rows) {
+static ForwardScratch take_scratch(Arena* arena, const Forward* f, size_t rows) {
     ForwardScratch s;
     s.scores = take(arena, ROW_BLOCK * SCORE_STRIDE);
-    s.keys = take(arena, KEY_TILE * D);
-    s.values = take(arena, KEY_TILE * D);
-    s.rows = take(arena, rows * row_floats(D));
+    s.keys = take(arena, KEY_TILE * f->D);
+    s.values = take(arena, KEY_TILE * f->D);
+    s.rows = take(arena, rows * row_floats(f));
     return s;
 }
 
@@ -52,9 +52,9 @@ static Forward plan_forward(const AttentionInput* in, void* workspace) {
     f.shared = share_heads(in);
     f.streamed = f.query_tiles == 1 && !f.shared && f.group * round_up(in->size.Tq, ROW_BLOCK) <= STREAM_ROWS;
     Arena arena = {(char*)workspace, 0}, one_thread = {NULL, 0};
-    take_scratch(&one_thread, f.D, STREAM_ROWS);
-    f.scratch_bytes = one_thread.used;
     f.tables = take_tables(&arena, in);
+    take_scratch(&one_thread, &f, STREAM_ROWS);
+    f.scratch_bytes = one_thread.used;
     f.keys = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
     f.values = take(&arena, head_slots(in) * f.key_tiles * KEY_TILE * f.D);
     f.scratch = (char*)arena_take(&arena, attention_threads() * f.scratch_bytes);
@@ -67,6 +67,7 @@ Tables take_tables(Arena* arena, const AttentionInput* in) {
     Tables t;
     t.by_distance = take(arena, distance ? in->size.NH * table_floats(in) : 0);
     t.by_key = take(arena, key ? in->size.B * in->size.NH * key_floats(in) : 0);
+    t.mix = mix_take(arena, in);
     return t;
 }
 
@@ -107,6 +108,7 @@ void fill_tables(const Tables* tables, const AttentionInput* in) {
             pad_keys(tables->by_key + row * key_floats(in), in->logit.by_key + row * T, T, key_floats(in));
         }
     }
+    if (attention_has(in, TERM_MIX)) { mix_reverse(&tables->mix, in); }
 }
 
 void attention_choose(const char* name, unsigned terms) {
@@ -162,7 +164,8 @@ static QueryTile open_query_tile(const Head* head, size_t D, size_t first, float
     tile.q = rows;
     tile.out = tile.q + padded * D;
     tile.sum = tile.out + padded * D;
-    tile.scale = tile.sum + padded * LANES;
+    tile.mix = tile.sum + padded * LANES;
+    tile.scale = tile.mix + padded * (head->mix ? head->mix->columns : 0);
     tile.reference = tile.scale + padded;
     WITH_HEAD_SIZE(pack_queries, D, head->in->size.HS, head, &tile);
     reset_softmax(&tile, D);
@@ -227,7 +230,7 @@ static void pack_key_tile(const Forward* f, size_t batch, size_t kv_head, size_t
 
 static ForwardScratch thread_scratch(const Forward* f) {
     Arena arena = {f->scratch + thread_number() * f->scratch_bytes, 0};
-    return take_scratch(&arena, f->D, STREAM_ROWS);
+    return take_scratch(&arena, f, STREAM_ROWS);
 }
 
 // First and one past the last key tile that a tile's queries see.
@@ -293,7 +296,7 @@ static void forward_streamed(const Forward* f, size_t kv) {
     QueryTile tiles[STREAM_ROWS / ROW_BLOCK];
     for (size_t g = 0; g < f->group; g++) {
         heads[g] = make_head(in, batch, kv_head * f->group + g, &f->tables);
-        float* rows = scratch.rows + g * round_up(in->size.Tq, ROW_BLOCK) * row_floats(f->D);
+        float* rows = scratch.rows + g * round_up(in->size.Tq, ROW_BLOCK) * row_floats(f);
         tiles[g] = open_query_tile(&heads[g], f->D, 0, rows);
     }
     Prefetch nothing;

@@ -25,7 +25,8 @@ enum {
     QUERY_TILE = 96,
     KEY_TILE = 64,
     TILE_VECTORS = KEY_TILE / LANES,
-    SCORE_STRIDE = KEY_TILE + 2 * LANES,           // a row of scores has a margin of one vector on either side
+    SCORE_MARGIN = LANES < 8 ? 8 : LANES,  // on either side of a row of scores: one vector or more
+    SCORE_STRIDE = KEY_TILE + 2 * SCORE_MARGIN,
     TABLE_MARGIN = QUERY_TILE + KEY_TILE + LANES,  // zeros around a reversed table: tiles reach past its ends
 };
 
@@ -191,6 +192,8 @@ INLINE void prefetch_rows(Prefetch* prefetch, size_t count, size_t HS) {
     }
 }
 
+#include "cpu_mix.h"
+
 // Calls an INLINE function f(D, HS, ...) with the usual head sizes as constants, so that inner loops are unrolled.
 #define WITH_HEAD_SIZE(f, D, HS, ...)                  \
     do {                                               \
@@ -217,11 +220,13 @@ typedef struct {
     const float* by_key;     // of this head, times log2(e), then zeros up to a whole tile; or NULL
     bool capped;             // soft-capping: packed queries are without g log2(e)
     float sink;              // logit of the sink times log2(e), -infinity without one
+    const MixTables* mix;    // NULL without tables weighted by the query
 } Head;
 
 // Tables that the kernels read in place of the caller's.
 typedef struct {
     float *by_distance, *by_key;  // [NH][table_floats], [B * NH][key_floats]
+    MixTables mix;
 } Tables;
 
 static inline size_t table_floats(const AttentionInput* in) { return in->size.Tk + 2 * TABLE_MARGIN; }
@@ -240,6 +245,7 @@ static inline Head make_head(const AttentionInput* in, size_t batch, size_t quer
     head.by_key = attention_has(in, TERM_KEY) ? keys : NULL;
     head.capped = attention_has(in, TERM_CAP);
     head.sink = attention_has(in, TERM_SINK) ? in->logit.sink[query_head] * LOG2_E : -INFINITY;
+    head.mix = attention_has(in, TERM_MIX) ? &tables->mix : NULL;
     return head;
 }
 
@@ -260,6 +266,12 @@ static inline float row_scale(const Head* head, size_t query) {
 static inline const float* query_row(const Head* head, size_t query) {
     const AttentionInput* in = head->in;
     return in->q + head->batch * in->q_batch + query * in->q_stride + head->query_head * in->size.HS;
+}
+
+static inline const float* mix_row(const Head* head, size_t query) {
+    const AttentionInput* in = head->in;
+    return in->logit.mix + head->batch * in->logit.mix_batch + query * in->logit.mix_stride +
+           head->query_head * in->size.mixes;
 }
 
 // Where the rows of this head's keys (or values) begin.
@@ -293,16 +305,21 @@ typedef struct {
     float* out;           // [rows][D], sums of weights times values; NULL when only the weights' sum is wanted
     float* sum;           // [rows][LANES], sums of weights
     float* reference;     // [rows], subtracted from the scores; -infinity before the first visible key
+    float* mix;           // [rows][columns of MixTables], times log2(e) and, inside the scale, g
 } QueryTile;
 
 INLINE size_t last_of_block(const QueryTile* tile, size_t row) {
     return tile->first + min_size(row + ROW_BLOCK, tile->count) - 1;
 }
 
+static inline ptrdiff_t positions_after(const Head* head, size_t first, size_t key) {
+    return (ptrdiff_t)(head->offset + first) - (ptrdiff_t)key;
+}
+
 // The terms of the general instance: products (with the table by distance, unless they are capped) become scores.
 // capped[ROW_BLOCK][SCORE_STRIDE] receives the capped products; NULL where nobody needs them.
 static inline void apply_terms(const Head* head, float* scores, float* capped, size_t vectors, size_t first, size_t key,
-                               const float* scale) {
+                               const float* scale, const float* mix) {
     const LogitTerms* logit = &head->in->logit;
     const float* bias = head->capped && head->bias ? head->bias - (head->offset + first) + key : NULL;
     const float inverse = 1.0f / logit->cap;
@@ -321,15 +338,16 @@ static inline void apply_terms(const Head* head, float* scores, float* capped, s
             store(at, x);
         }
     }
+    if (head->mix) { mix_add(scores, vectors, head->mix, mix, positions_after(head, first, key)); }
 }
 
 // scores[ROW_BLOCK][SCORE_STRIDE] of queries first.. against the key tile at `key`, all terms included; capped as
 // above.
 INLINE void score_rows(const Head* head, size_t D, float* scores, float* capped, size_t vectors, size_t first,
-                       size_t key, const float* q, const float* scale, const float* keys) {
+                       size_t key, const float* q, const float* scale, const float* mix, const float* keys) {
     if (head->capped) {
         score_block(vectors, D, scores, q, keys, NULL, NULL);
-        apply_terms(head, scores, capped, vectors, first, key, scale);
+        apply_terms(head, scores, capped, vectors, first, key, scale, mix);
         return;
     }
     const float* bias = head->bias ? head->bias - (head->offset + first) + key : NULL;
@@ -340,7 +358,11 @@ INLINE void score_rows(const Head* head, size_t D, float* scores, float* capped,
     } else {
         score_block(vectors, D, scores, q, keys, bias, NULL);
     }
-    if (head->by_key) { apply_terms(head, scores, NULL, vectors, first, key, scale); }
+    if (head->by_key) {
+        apply_terms(head, scores, NULL, vectors, first, key, scale, mix);
+    } else if (head->mix) {
+        mix_add(scores, vectors, head->mix, mix, positions_after(head, first, key));
+    }
 }
 
 // Scores of invisible keys become -infinity. Padding rows repeat the last query's mask.
@@ -412,7 +434,8 @@ INLINE Columns softmax_block(const Head* head, size_t D, QueryTile* tile, size_t
     Columns columns = visible_columns(head, first, last, key);
     if (columns.low >= columns.high) { return columns; }
     size_t vectors = (columns.high + LANES - 1) / LANES;
-    score_rows(head, D, scores, NULL, vectors, first, key, tile->q + row * D, tile->scale + row, keys);
+    const float* mix = head->mix ? tile->mix + row * head->mix->columns : NULL;
+    score_rows(head, D, scores, NULL, vectors, first, key, tile->q + row * D, tile->scale + row, mix, keys);
     if (columns.masked) { mask_rows(head, scores, vectors, first, last, key); }
     raise_references(tile, D, scores, vectors, row);
     exponentiate_rows(tile, scores, vectors, row);
@@ -430,6 +453,11 @@ INLINE void pack_queries(size_t D, size_t HS, const Head* head, QueryTile* tile)
         tile->scale[r] = g;
         for (size_t d = 0; d < D; d += LANES) {
             store(tile->q + r * D + d, load_head(q, d, HS) * (row_factor * factor));
+        }
+        if (head->mix) {
+            float mix_factor = real ? LOG2_E * (head->in->logit.inside ? g : 1.0f) : 0.0f;
+            const float* mix = mix_row(head, tile->first + (real ? r : 0));
+            mix_pack(tile->mix + r * head->mix->columns, head->mix, mix, mix_factor);
         }
     }
 }
@@ -478,7 +506,8 @@ static inline size_t head_slots(const AttentionInput* in) {
 
 static inline size_t packed_columns(const AttentionInput* in) { return round_up(in->size.HS, LANES); }
 
-// Takes room for the tables of the input's terms; fills them: by_distance reversed between zeros, both times log2(e).
+// Takes room for the tables of the input's terms; fills them: by_distance reversed between zeros, it and by_key times
+// log2(e).
 Tables take_tables(Arena* arena, const AttentionInput* in);
 void fill_tables(const Tables* tables, const AttentionInput* in);
 

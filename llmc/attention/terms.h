@@ -6,6 +6,8 @@ encoding by name: posenc.h fills terms, and every backend computes them in one o
   c_ij = cap tanh(a_ij / cap)                                       TERM_CAP, else a_ij
   P_ij = by_distance[h][i - j]                                      TERM_DISTANCE, else 0
          + by_key[b,h,j]                                            TERM_KEY, else 0
+         + sum_r mix[b,i,h,r] mixed[r][i - j] for i - j < mixed_length
+                                                                    TERM_MIX, else 0
   g_i  = seq_scale[h] log_count[b,i]                                TERM_SCALE, else 1
   z_ij = g_i (c_ij + P_ij) (inside) or g_i c_ij + P_ij
   out_i = sum_j w_ij v_j / (sum_j w_ij + exp(sink[h])),  w_ij = exp(z_ij)
@@ -13,8 +15,10 @@ encoding by name: posenc.h fills terms, and every backend computes them in one o
   over the visible keys start_i <= j <= position of i
 
 Soft-capping acts on the product alone (Gemma 2); a number by key is what forgetting attention needs (Lin et al. 2025);
-a sink is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss). The CUDA kernels have
-no TERM_CAP, TERM_KEY and TERM_SINK yet and refuse them.
+a sink is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss); tables weighted by the
+query are the relative logits of Inkling, which are those of Shaw et al. 2018 (equation 5) but that the learned vectors
+by distance meet not the query but a few numbers projected beside it. The CUDA kernels have no TERM_CAP, TERM_KEY,
+TERM_SINK and TERM_MIX yet.
 
 The contract of ops.h holds here too; backend.h defines floatX before. CPU: cpu_forward.c, cpu_backward.c; CUDA:
 attention.cu. Each is compiled once for every program and test.
@@ -35,7 +39,8 @@ extern "C" {
 // Query i is at position Tk - Tq + i of its sequence, 1 <= Tq <= Tk.
 typedef struct {
     size_t B, Tq, Tk, NH, NKV, HS;
-    unsigned terms;  // TERM_* of posenc.h
+    unsigned terms;              // TERM_* of posenc.h
+    size_t mixes, mixed_length;  // of TERM_MIX: numbers of a query and head, at most MIX_MAX_RANK; distances of a table
 } AttentionSizes;
 
 // The arrays of the terms; those of a term that is not in AttentionSizes.terms are not read.
@@ -49,6 +54,11 @@ typedef struct {
     bool cap_approximate;      // tanh within 1e-4 instead of 3e-7
     const float* by_key;       // [B,NH,Tk]
     const float* sink;         // [NH]
+    // The numbers of head h of query i: mix + i*mix_stride + h*mixes. They come out of the product that q comes from
+    // and are read where it leaves them, so in its type and with strides between queries and between sequences.
+    const floatX* mix;
+    size_t mix_stride, mix_batch;
+    const float* mixed;  // [mixes,mixed_length]
 } LogitTerms;
 
 // CUDA reads rows 16 bytes at a time: q, k, v aligned to 16 bytes, strides and HS multiples of 8, HS at most 128.
@@ -67,6 +77,8 @@ typedef struct {
 typedef struct {
     floatX *dq, *dk, *dv;
     float *dby_distance, *dseq_scale, *dby_key, *dsink;
+    floatX* dmix;
+    float* dmixed;
 } AttentionGradients;
 
 #ifdef __CUDACC__
@@ -86,10 +98,11 @@ void attention_choose(const char* name, unsigned terms);
 void attention_forward(floatX* out, float* lse, const AttentionInput* in, void* workspace);
 
 // Gradients, for Tq == Tk. dq, dk, dv have the strides of q, k, v and are overwritten; dk and dv are summed over the
-// query heads that read them. dby_distance[NH,distance_stride], entries d < Tk, is overwritten (cuDNN, whose bias is
-// not learned, leaves it alone), dby_key[B,NH,Tk] too; dseq_scale[NH] and dsink[NH] accumulate. dout[B,Tq,NH*HS]; out
-// and lse are the forward's results. A query with one visible key contributes exactly zero to all but dv: its softmax
-// is constant, and rounding noise must not be multiplied by a huge bias.
+// query heads that read them; dmix is overwritten likewise. dby_distance[NH,distance_stride], entries d < Tk, is
+// overwritten (cuDNN, whose bias is not learned, leaves it alone), dby_key[B,NH,Tk] too; dseq_scale[NH], dsink[NH] and
+// dmixed[mixes,mixed_length] accumulate. dout[B,Tq,NH*HS]; out and lse are the forward's results. A query with one
+// visible key contributes exactly zero to all but dv: its softmax is constant, and rounding noise must not be
+// multiplied by a huge bias.
 void attention_backward(const AttentionGradients* gradients, const floatX* dout, const floatX* out, const float* lse,
                         const AttentionInput* in, void* workspace);
 

@@ -22,10 +22,11 @@ typedef struct {
 } Prefill;
 
 // Operations of the blocks for n tokens at position..position+n-1 of one document: two for each weight of a product,
-// and two products of C operations each way with every visible key.
+// two products of C operations each way with every visible key, and two for each weight of a table that reaches it.
 static inline double prefill_flops(const ModelConfig* c, size_t position, size_t n) {
-    double products = 2.0 * (double)c->L * model_block_weights(c) * (double)n;
-    return products + 4.0 * (double)c->C * model_all_visible_keys(c, position, n);
+    const double products = 2.0 * (double)c->L * model_block_weights(c) * (double)n;
+    return products + 4.0 * (double)c->C * model_all_visible_keys(c, position, n) +
+           2.0 * (double)c->NH * model_all_mixed_keys(c, position, n);
 }
 
 // Operations of the output head for n rows.
