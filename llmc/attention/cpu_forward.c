@@ -66,7 +66,7 @@ Tables take_tables(Arena* arena, const AttentionInput* in) {
     bool distance = attention_has(in, TERM_DISTANCE), key = attention_has(in, TERM_KEY);
     Tables t;
     t.by_distance = take(arena, distance ? in->size.NH * table_floats(in) : 0);
-    t.by_key = take(arena, key ? in->size.B * in->size.NH * key_floats(in) : 0);
+    t.by_key = take(arena, key ? in->size.B * in->size.NH * 2 * key_floats(in) : 0);
     return t;
 }
 
@@ -76,8 +76,13 @@ static void reverse_table(float* table, const float* by_distance, size_t T) {
     for (size_t d = 0; d < T; d++) { table[TABLE_MARGIN + T - 1 - d] = by_distance[d] * LOG2_E; }
 }
 
-static void pad_keys(float* to, const float* by_key, size_t T, size_t padded) {
-    for (size_t j = 0; j < padded; j++) { to[j] = j < T ? by_key[j] * LOG2_E : 0.0f; }
+// Whole numbers of up to 2^24 are exact in fp32, and so are their differences; what is left of a number is at most a
+// half and rounded by 2^-26.
+static void split_keys(float* to, const double* by_key, size_t T, size_t padded) {
+    for (size_t j = 0; j < padded; j++) {
+        to[j] = j < T ? (float)rint(by_key[j]) : 0.0f;
+        to[padded + j] = j < T ? (float)(by_key[j] - (double)to[j]) : 0.0f;
+    }
 }
 
 void fill_tables(const Tables* tables, const AttentionInput* in) {
@@ -90,7 +95,8 @@ void fill_tables(const Tables* tables, const AttentionInput* in) {
             reverse_table(tables->by_distance + row * table_floats(in),
                           in->logit.by_distance + row * in->logit.distance_stride, T);
         } else {
-            pad_keys(tables->by_key + row * key_floats(in), in->logit.by_key + row * T, T, key_floats(in));
+            split_keys(tables->by_key + row * 2 * key_floats(in), in->logit.by_key + row * in->logit.key_stride, T,
+                       key_floats(in));
         }
     }
 }

@@ -5,14 +5,16 @@ encoding by name: posenc.h fills terms, and every backend computes them in one o
   a_ij = q_i.k_j / sqrt(HS)
   c_ij = cap tanh(a_ij / cap)                                       TERM_CAP, else a_ij
   P_ij = by_distance[h][i - j]                                      TERM_DISTANCE, else 0
-         + by_key[b,h,j]                                            TERM_KEY, else 0
+         + by_key[b,h,j] - by_key[b,h,position of i]                TERM_KEY, else 0
   g_i  = seq_scale[h] log_count[b,i]                                TERM_SCALE, else 1
   z_ij = g_i (c_ij + P_ij) (inside) or g_i c_ij + P_ij
   out_i = sum_j w_ij v_j / (sum_j w_ij + exp(sink[h])),  w_ij = exp(z_ij)
                                                                     TERM_SINK, else no sink
   over the visible keys start_i <= j <= position of i
 
-Soft-capping acts on the product alone (Gemma 2); a number by key is what forgetting attention needs (Lin et al. 2025);
+Soft-capping acts on the product alone (Gemma 2). Numbers by key are cumulative sums along the sequence (forgetting
+attention, Lin et al. 2025); the difference to the query's own is taken first, so that P is as exact as fp32 has it
+however large the sums have grown: to |P| 2^-24 + 2^-24, where fp32 sums alone would be off by 0.01 at 262,144.
 a sink is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss). The CUDA kernels have
 no TERM_CAP, TERM_KEY and TERM_SINK yet and refuse them.
 
@@ -47,7 +49,8 @@ typedef struct {
     const float* log_count;    // [B,Tq]
     float cap;                 // above 0 and finite
     bool cap_approximate;      // tanh within 1e-4 instead of 3e-7
-    const float* by_key;       // [B,NH,Tk]
+    const double* by_key;      // [B,NH,key_stride]
+    size_t key_stride;         // at least Tk
     const float* sink;         // [NH]
 } LogitTerms;
 
