@@ -75,6 +75,11 @@ CASES = {
     "table": dict(encoding="table", **SMALL),
     "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
     "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "fox": dict(seed=1100, encoding="fox", dim=24, n_heads=3, n_kv_heads=1, **(SMALL | dict(n_layers=2))),
+    "fox_ssmax": dict(seed=1101, encoding="fox_ssmax", **SMALL),
+    "fox_ssmax_outside": dict(seed=1102, encoding="fox_ssmax", ssmax_prior="outside", optimizer="adamw", learning_rate=0.01, **SMALL),
+    "cable": dict(seed=1103, encoding="cable", dim=24, n_heads=3, n_kv_heads=3, learning_rate=0.01, steps=8, **SMALL),
+    "cable_ssmax": dict(seed=1104, encoding="cable_ssmax", n_kv_heads=1, **SMALL),
 }
 
 # Further options of an encoding, in its own fixtures alone.
@@ -108,6 +113,7 @@ def prior_prefixes(case):
     return ["prior."] if case["global_prior"] else [f"layers.{n}.attention.prior." for n in range(case["n_layers"])]
 
 
+GATED = ("fox", "cable")
 LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table")
 
 
@@ -157,6 +163,9 @@ def make_parameters(case, rng, name):
         linear(layer + "attention.wk.weight", kv_dim, dim, 2.0)
         linear(layer + "attention.wv.weight", kv_dim, dim)
         linear(layer + "attention.wo.weight", dim, dim)
+        if case["kind"] in GATED:
+            linear(layer + "attention.forget.weight", case["n_heads"], dim, 2.0)
+            params[layer + "attention.forget.bias"] = rng.uniform(-1, 1, case["n_heads"])
         if case["ssmax"]:
             scale = np.ones(case["n_heads"])
             if not case["no_seq_scale"]:
@@ -265,6 +274,16 @@ def relative_bias(case, params, n):
     return -jnp.exp(alpha) * r**beta
 
 
+def gate_bias(case, params, n, x):
+    """P[b,h,i,j] of Lin et al. 2025 (fox) and Veisi et al. 2025 (cable): the gates of the tokens behind j up to i, of
+    whole documents, added up. What no query sees is masked later."""
+    layer = f"layers.{n}.attention.forget."
+    gate = (x @ params[layer + "weight"].T + params[layer + "bias"]).transpose(0, 2, 1)  # [B,h,l]
+    gate = jax.nn.log_sigmoid(gate) if case["kind"] == "fox" else -jax.nn.softplus(gate)
+    l, i, j = np.ix_(*[np.arange(case["seq_len"])] * 3)
+    return jnp.einsum("bhl,lij->bhij", gate, ((j < l) & (l <= i)).astype(float))
+
+
 def attention(case, params, n, x, start):
     length = case["seq_len"]
 
@@ -285,10 +304,10 @@ def attention(case, params, n, x, start):
     scale = 1.0
     if case["ssmax"]:  # Nakanishi 2025
         scale = params[f"layers.{n}.attention.seq_scale"] * np.log(count)[:, None, :, None]
-    bias = relative_bias(case, params, n)
+    bias = gate_bias(case, params, n, x) if case["kind"] in GATED else relative_bias(case, params, n)
     if bias is None:
         z = scale * z
-    elif case["kind"] in LEARNED and case["ssmax_prior"] == "inside":
+    elif case["kind"] in LEARNED + GATED and case["ssmax_prior"] == "inside":
         z = scale * (z + bias)
     else:
         z = scale * z + bias
@@ -385,7 +404,7 @@ def train(case, params, value_and_grad):
 
 def build(name):
     """(tensors, metadata) of one fixture, in float64, and what the checks need of it."""
-    case, rng = configuration(name), np.random.RandomState(1000 + list(CASES).index(name))
+    case, rng = configuration(name), np.random.RandomState(CASES[name].get("seed", 1000 + list(CASES).index(name)))
     weights = make_parameters(case, rng, name)
     tokens, targets = make_tokens(case, rng)
     params = {key: w.astype(np.float64) for key, w in weights.items()}
@@ -451,6 +470,9 @@ def naive_attention(case, params, n, x, start):
         alpha, beta, mu = (params[prior + "theta_" + key][0, h, 0, 0] for key in ("alpha", "beta", "mu"))
         return -math.exp(alpha + beta * math.log(abs(-d - 2 * math.sinh(mu)) + 1e-5))
 
+    gates = x @ get("forget.weight").T + get("forget.bias") if case["kind"] in GATED else None
+    decay = lambda gate: -math.log1p(math.exp(-gate if case["kind"] == "fox" else gate))
+
     def turn(vector, position):
         result = vector.copy()
         for m in range(0, size if case["kind"] == "rotary" else 0, 2):
@@ -464,11 +486,12 @@ def naive_attention(case, params, n, x, start):
         columns, kv_columns = (slice(head * size, (head + 1) * size) for head in (h, h // group))
         query = turn(q[b, i, columns], i)
         g = get("seq_scale")[0, h, 0, 0] * math.log(len(keys)) if case["ssmax"] else 1.0
-        inside = case["kind"] in LEARNED and case["ssmax_prior"] == "inside"
+        inside = case["kind"] in LEARNED + GATED and case["ssmax_prior"] == "inside"
         z = []
         for j in keys:
             a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5
-            z.append(g * (a + bias(h, i - j)) if inside else g * a + bias(h, i - j))
+            p = bias(h, i - j) if gates is None else sum(decay(gates[b, l, h]) for l in range(j + 1, i + 1))
+            z.append(g * (a + p) if inside else g * a + p)
         p = [math.exp(y - max(z)) for y in z]
         for j, weight in zip(keys, p):
             out[b, i, columns] += weight / sum(p) * v[b, j, kv_columns]

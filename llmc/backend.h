@@ -14,6 +14,7 @@ DEVICE_NETWORK is what a program that trains on several ranks includes besides.
 #include "matmul.cuh"
 #include "swiglu.cuh"
 #include "posenc.cuh"
+#include "forget.cuh"
 #include "cross_entropy.cuh"
 #include "radam.cuh"
 #define DEVICE_NETWORK "dist.cuh"

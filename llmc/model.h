@@ -21,13 +21,14 @@ PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes
 typedef enum { SCOPE_MODEL, SCOPE_LAYER } ParamScope;
 // How a tensor is shaped in a checkpoint: [V,cols] (memory has Vp rows), [rows,cols], [cols], [rows,cols,1,1]
 typedef enum { SHAPE_VOCAB, SHAPE_MATRIX, SHAPE_VECTOR, SHAPE_HEADS } ParamShape;
-typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_PRIOR } ParamInit;
+typedef enum { INIT_NORMAL, INIT_LINEAR, INIT_ONES, INIT_ZEROS, INIT_PRIOR } ParamInit;
 typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 
 /*
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
 Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
 one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
+The projection to forget gates is fp32 and a product of its own: rounding to bf16 would stay in the sums of gates.
 */
 #define PARAM_LIST(X)                                                                                              \
     X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
@@ -43,15 +44,20 @@ one matrix for one product. A prior is the tensors of the encoding one after ano
     X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
     X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
     X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
+    X(float, forget, "attention.forget.weight", SCOPE_LAYER, GH, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)       \
+    X(float, forget_bias, "attention.forget.bias", SCOPE_LAYER, GH > 0 ? 1 : 0, GH, SHAPE_VECTOR, INIT_ZEROS,      \
+      GROUP_VECTOR)                                                                                                \
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
-// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has.
+// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has; GH: heads with
+// gates.
 #define MODEL_DIMENSIONS(c)                                                                                         \
     __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,            \
                                          NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
                                          P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
-                                         PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0
+                                         PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0,               \
+                                         GH = model_has_gates(c) ? NH : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -109,6 +115,8 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, attention_norm, ACT_LAYER, N* C)                                                \
     X(float, attention_rstd, ACT_LAYER, N)                                                    \
     X(floatX, qkv, ACT_LAYER, N* QKV) /* after rotation */                                    \
+    X(float, gates, ACT_LAYER, N* GH)                                                         \
+    X(double, gate_sums, ACT_LAYER, N* GH)                                                    \
     X(floatX, attention, ACT_LAYER, N* C)                                                     \
     X(float, lse, ACT_LAYER, N* NH)                                                           \
     X(floatX, residual_mid, ACT_LAYER, N* C) /* after attention */                            \
@@ -129,7 +137,8 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, d_residual, ACT_BACKWARD, N* C)                                                 \
     X(floatX, d_norm, ACT_BACKWARD, N* C)                                                     \
     X(floatX, d_wide, ACT_BACKWARD, N*(F > QKV ? F : QKV))                                    \
-    X(float, d_bias, ACT_BACKWARD, NH* max_length)
+    X(float, d_bias, ACT_BACKWARD, NH* max_length)                                            \
+    X(float, d_gate_sums, ACT_BACKWARD, N* GH)
 
 enum {
 #define X(type, field, ...) ACT_##field,
@@ -194,6 +203,7 @@ typedef struct {
     floatX* entries;
     size_t capacity, length;
     int document_start;  // position of the last BOS, 0 before the first
+    double* gate_sums;   // [L][NH][capacity], NULL without gates
 } KVCache;
 
 // ----------------------------------------------------------------------------
@@ -379,7 +389,7 @@ static inline size_t model_workspace_bytes(const Model* model) {
     const ModelPlan* plan = &model->plan;
     bool training = plan->mode != MODE_INFERENCE;
     size_t N = plan->B * plan->T, T = plan->T;
-    const unsigned terms = TERM_DISTANCE | TERM_SCALE;
+    const unsigned terms = TERM_DISTANCE | TERM_SCALE | (GH > 0 ? (unsigned)TERM_KEY : 0u);
     AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms}, reading = batch;  // reading: through a cache
     if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
@@ -393,6 +403,7 @@ static inline size_t model_workspace_bytes(const Model* model) {
         attention_workspace(&batch, training),
         rmsnorm_workspace(N, C),
         embedding_workspace(N, V),
+        GH > 0 ? forget_workspace(N, C, NH) : 0,
     };
     size_t most = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) { most = needs[i] > most ? needs[i] : most; }
@@ -517,6 +528,7 @@ static inline float initial_value(const Model* model, const Tensor* t, size_t i,
         case INIT_NORMAL: return (float)random_normal(random);
         case INIT_LINEAR: return (float)((2.0 * random_uniform(random) - 1.0) / sqrt((double)t->fan_in));
         case INIT_ONES: return 1.0f;
+        case INIT_ZEROS: return 0.0f;
         case INIT_PRIOR:
             return (float)posenc_initial(&model->config.posenc, t->posenc_tensor, i, model->config.NH, random);
     }

@@ -51,6 +51,9 @@ static inline bool model_global_prior(const ModelConfig* c) {
     return c->options.global_prior && posenc_params(c->encoding) > 0;
 }
 
+// Is attention given cumulative sums of gates?
+static inline bool model_has_gates(const ModelConfig* c) { return (posenc_info(c->encoding)->terms & TERM_KEY) != 0; }
+
 // What the formulas of positions and of biases are given.
 static inline PositionSettings model_position_settings(const ModelConfig* c) {
     const ModelOptions* o = &c->options;

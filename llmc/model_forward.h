@@ -38,12 +38,28 @@ static inline const float* model_bias_table(const Model* model, size_t layer) {
     return model->bias_tables + (tables == 1 ? 0 : layer) * model->config.NH * model->plan.max_length;
 }
 
+// The cumulated gates of a layer, [B,NH,stride] from the first position on: in the cache, where there is one.
+typedef struct {
+    double* at;
+    size_t stride;
+} GateSums;
+
+static inline GateSums model_gate_sums(const Model* model, size_t layer, const Pass* pass) {
+    GateSums sums = {model_activations(model, layer).gate_sums, pass->T};
+    if (pass->cache) {
+        sums.stride = pass->cache->capacity;
+        sums.at = pass->cache->gate_sums + layer * model->config.NH * sums.stride;
+    }
+    return sums;
+}
+
 // What attention reads in this layer: from the layer's own rows, or keys and values from the cache.
 static inline AttentionInput model_attention_input(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     const float* bias = model_bias_table(model, layer);
-    const unsigned terms = (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u);
+    const unsigned terms =
+        (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u) | (GH > 0 ? (unsigned)TERM_KEY : 0u);
     const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms};
     AttentionInput in;
     memset(&in, 0, sizeof in);
@@ -58,6 +74,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
         in.kv_stride = QKV, in.kv_batch = pass->T * QKV;
     }
     in.start = a.start, in.documents = model->documents;
+    const GateSums sums = model_gate_sums(model, layer, pass);
+    in.logit.by_key = sums.at, in.logit.key_stride = sums.stride;
     in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
     in.logit.inside = model_bias_inside(&model->config);
     in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
@@ -73,6 +91,17 @@ static inline size_t count_documents(const int* tokens, int bos, size_t B, size_
 
 // ----------------------------------------------------------------------------
 // forward
+
+// From attention_norm to the numbers by key.
+static inline void forward_gates(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    const GateSums sums = model_gate_sums(model, layer, pass);
+    forget_gates(a.gates, a.attention_norm, p.forget, p.forget_bias, pass->B * pass->T, C, NH);
+    forget_sums(sums.at, a.gates, a.start, posenc_info(model->config.encoding)->mechanism, pass->position, pass->B,
+                pass->T, NH, sums.stride);
+}
 
 // From attention_norm to qkv, with q and k rotated where the encoding does that.
 static inline void forward_qkv(const Model* model, size_t layer, const Pass* pass) {
@@ -95,6 +124,7 @@ static inline void forward_block(const Model* model, size_t layer, const Pass* p
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
     forward_qkv(model, layer, pass);
+    if (GH > 0) { forward_gates(model, layer, pass); }
     AttentionInput in = model_attention_input(model, layer, pass);
     attention_forward(a.attention, a.lse, &in, model->workspace);
     matmul_forward(a.projection, a.attention, p.wo, model->workspace, N, C, C);
@@ -177,16 +207,19 @@ static inline void model_logits(const Model* model, float* logits, size_t row) {
 // key/value cache
 
 static inline size_t kv_cache_bytes(const ModelConfig* c, size_t capacity) {
-    return c->L * capacity * 2 * c->NKV * c->HS * sizeof(floatX);
+    const size_t gates = model_has_gates(c) ? c->NH * sizeof(double) : 0;
+    return c->L * capacity * (2 * c->NKV * c->HS * sizeof(floatX) + gates);
 }
 
 static inline KVCache kv_cache_create(const ModelConfig* c, size_t capacity) {
-    KVCache cache = {(floatX*)device_malloc(kv_cache_bytes(c, capacity)), capacity, 0, 0};
+    const size_t gates = model_has_gates(c) ? c->L * c->NH * capacity * sizeof(double) : 0;
+    KVCache cache = {(floatX*)device_malloc(kv_cache_bytes(c, capacity) - gates), capacity, 0, 0, NULL};
+    if (gates > 0) { cache.gate_sums = (double*)device_malloc(gates); }
     return cache;
 }
 
 static inline void kv_cache_free(KVCache* cache) {
-    device_free(cache->entries);
+    device_free(cache->entries), device_free(cache->gate_sums);
     memset(cache, 0, sizeof *cache);
 }
 
@@ -220,6 +253,18 @@ static inline void backward_ffn(const Model* model, size_t layer, size_t N) {
                      C);
 }
 
+// From the gradient of the numbers by key: adds to d_norm. The gates are used up.
+static inline void backward_gates(const Model* model, size_t layer, const Pass* pass) {
+    MODEL_DIMENSIONS(&model->config);
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    Gradients g = model_gradients(model, layer);
+    forget_sums_backward(a.gates, a.d_gate_sums, a.gates, a.start, posenc_info(model->config.encoding)->mechanism,
+                         pass->B, pass->T, NH);
+    forget_gates_backward(a.d_norm, g.forget, g.forget_bias, a.gates, a.attention_norm, p.forget, model->workspace,
+                          pass->B * pass->T, C, NH);
+}
+
 // d_residual: from the gradient of the block's middle to that of its input.
 static inline void backward_attention(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
@@ -235,7 +280,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     AttentionGradients d;
     memset(&d, 0, sizeof d);
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
-    d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale;
+    d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale, d.dby_key = a.d_gate_sums;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model_global_prior(&model->config) ? g.global_prior : g.prior;
@@ -246,6 +291,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
     }
     matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);
+    if (GH > 0) { backward_gates(model, layer, pass); }
     rmsnorm_backward(a.d_residual, g.attention_norm, a.d_norm, a.residual, p.attention_norm, a.attention_rstd,
                      model->workspace, N, C);
 }

@@ -60,6 +60,22 @@ typedef struct {
     size_t first, end;
 } PosencReach;
 
+// What an encoding does before attention: nothing, add to the token embedding, rotate q and k, or project the block's
+// input to a gate for each head, whose -ln sigmoid or softplus attention is given cumulated (ops.h, forget.c).
+typedef enum { POSENC_NONE, POSENC_ADD, POSENC_ROTATE, POSENC_FORGET, POSENC_SOFTPLUS } PosencMechanism;
+
+// ----------------------------------------------------------------------------
+// gates: what one token adds to the cumulative sums, ln(1 + e^-x) = -ln sigmoid(x) or ln(1 + e^x)
+
+HOST_DEVICE double posenc_gate(PosencMechanism kind, double x) {
+    if (kind == POSENC_FORGET) { x = -x; }
+    return (x > 0 ? x : 0.0) + log1p(exp(-fabs(x)));
+}
+
+HOST_DEVICE double posenc_gate_slope(PosencMechanism kind, double x) {
+    return kind == POSENC_FORGET ? -1.0 / (1.0 + exp(x)) : 1.0 / (1.0 + exp(-x));
+}
+
 // ----------------------------------------------------------------------------
 // sinusoidal: added to the token embedding (Vaswani et al. 2017, section 3.5)
 
@@ -170,9 +186,6 @@ static inline double bam_initial(const char* word, bool trained, size_t p, size_
 #define POSENC_TENSORS_EXTRA(X)
 #endif
 
-// What an encoding does before attention: nothing, add to the token embedding, rotate q and k.
-typedef enum { POSENC_NONE, POSENC_ADD, POSENC_ROTATE } PosencMechanism;
-
 // What attention is given besides q, k and v: all that it knows of an encoding.
 enum {
     TERM_DISTANCE = 1 << 0,  // a bias P_h(d)
@@ -211,6 +224,8 @@ theta[0], theta[1], ... in the order of POSENC_TENSORS:
       initial_by_word)                                                                                               \
     X(T5, t5, POSENC_NONE, TERM_DISTANCE, true, t5_value, t5_derivative, t5_reach, initial_by_word)                  \
     X(TABLE, table, POSENC_NONE, TERM_DISTANCE, true, table_value, table_derivative, table_reach, initial_by_word)   \
+    X(FOX, fox, POSENC_FORGET, TERM_KEY, true, no_value, no_derivative, everywhere, initial_by_word)                 \
+    X(CABLE, cable, POSENC_SOFTPLUS, TERM_KEY, true, no_value, no_derivative, everywhere, initial_by_word)           \
     POSENC_LIST_EXTRA(X)
 
 // Does a tensor hold a number for each head, or one for all heads?

@@ -35,7 +35,11 @@ static void test_parse(void** state) {
                 {"t5", POS_T5, false},
                 {"t5_ssmax", POS_T5, true},
                 {"table", POS_TABLE, false},
-                {"table_ssmax", POS_TABLE, true}};
+                {"table_ssmax", POS_TABLE, true},
+                {"fox", POS_FOX, false},
+                {"fox_ssmax", POS_FOX, true},
+                {"cable", POS_CABLE, false},
+                {"cable_ssmax", POS_CABLE, true}};
     assert_int_equal(sizeof good / sizeof *good, 2 * POS_COUNT);
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         PosKind kind = POS_COUNT;

@@ -21,6 +21,7 @@ void attention_choose(const char* name, unsigned terms) {
     const bool own = strcmp(name, "own") == 0;
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
+    if (own) { attention_check_terms(terms); }
     if (own) { return; }
     if ((terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES)) || (terms & TERM_DISTANCE && !(terms & TERM_SLOPES))) {
         fatal(
@@ -30,7 +31,7 @@ void attention_choose(const char* name, unsigned terms) {
     }
     cudnn_attention.on = true, cudnn_attention.slopes = (terms & TERM_SLOPES) != 0;
 #else
-    (void)terms;
+    if (own) { attention_check_terms(terms); }
     if (own) { return; }
     if (sizeof(floatX) == sizeof(float)) {
         fatal(
