@@ -69,6 +69,11 @@ static void choose_encoding(Trainer* t) {
     bool known = posenc_parse(t->args.position_encoding, &t->encoding, &t->ssmax);
     assert(known);
     (void)known;
+    // said in args.json, so that evaluating and going on with other lengths keep it
+    size_t* fire_length = &t->args.model.fire_length;
+    if (model_option_applies(MODEL_OPTION_fire_length, t->encoding, t->ssmax) && *fire_length == 0) {
+        *fire_length = t->args.sequence_length;
+    }
     unsigned terms = posenc_terms(t->encoding, t->ssmax);
     // libraries know the published slopes alone
     if (strcmp(t->args.model.alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }

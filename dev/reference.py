@@ -75,6 +75,8 @@ CASES = {
     "table": dict(encoding="table", **SMALL),
     "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
     "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "fire": dict(seed=1105, encoding="fire", dim=24, n_heads=3, n_kv_heads=1, fire_length=20, **SMALL),
+    "fire_ssmax": dict(seed=1106, encoding="fire_ssmax", global_prior=1, fire_length=100, **(SMALL | dict(n_layers=2))),
     "fox": dict(seed=1100, encoding="fox", dim=24, n_heads=3, n_kv_heads=1, **(SMALL | dict(n_layers=2))),
     "fox_ssmax": dict(seed=1101, encoding="fox_ssmax", **SMALL),
     "fox_ssmax_outside": dict(seed=1102, encoding="fox_ssmax", ssmax_prior="outside", optimizer="adamw", learning_rate=0.01, **SMALL),
@@ -90,6 +92,7 @@ OPTIONS = {
     "sandwich": dict(sandwich_dim=128),
     "t5": dict(t5_bias_trainable=1),
     "table": dict(table_bias_trainable=1),
+    "fire": dict(fire_scale_trainable=1, fire_hidden_trainable=1, fire_hidden_bias_trainable=1, fire_output_trainable=1),
 }  # fmt: skip
 
 
@@ -114,7 +117,7 @@ def prior_prefixes(case):
 
 
 GATED = ("fox", "cable")
-LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table")
+LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table", "fire")
 
 
 def make_listed_prior(case, rng):
@@ -126,6 +129,7 @@ def make_listed_prior(case, rng):
         "alibi_learned": {"alibi_log_slope": np.log(alibi_slopes(heads))[None] + rng.uniform(-0.5, 0.5, (1, heads))},
         "t5": {"t5_bias": rng.standard_normal((32, heads))},
         "table": {"table_bias": rng.standard_normal((512, heads))},
+        "fire": {"fire_scale": np.log([[0.1]]), "fire_hidden": rng.uniform(-1, 1, (32, 1)), "fire_hidden_bias": rng.uniform(-1, 1, (32, 1)), "fire_output": rng.uniform(-0.5, 0.5, (32, heads))},
     }  # fmt: skip
     return {name: value[:, :, None, None] for name, value in rows[case["kind"]].items()}
 
@@ -241,9 +245,9 @@ def t5_bucket(distance):
     return np.where(distance < 16, distance, np.minimum(large, 31))
 
 
-def listed_bias(kind, get, d):
+def listed_bias(case, get, d):
     """P[h,i,j] at distances d[i,j] >= 0; get(name) is a tensor [rows,heads]."""
-    one = lambda name: get(name)[0][:, None, None]
+    kind, one = case["kind"], lambda name: get(name)[0][:, None, None]
     if kind == "kerple_log":  # Chi et al. 2022, equation 4
         return -jnp.exp(one("kerple_log_scale")) * jnp.log(1 + jnp.exp(one("kerple_log_rate")) * d)
     if kind == "kerple_power":  # the same, with 0 < r2 < 2
@@ -253,6 +257,11 @@ def listed_bias(kind, get, d):
         return -jnp.exp(one("alibi_log_slope")) * d
     if kind == "t5":
         return get("t5_bias").T[:, t5_bucket(d)]
+    if kind == "fire":  # Li et al. 2024, equation 19, with the threshold in the place of the query's position
+        c = jnp.exp(get("fire_scale")[0, 0])
+        x = jnp.log(c * d + 1) / jnp.log(c * case["fire_length"] + 1)
+        hidden = jax.nn.relu(get("fire_hidden")[:, 0] * x[..., None] + get("fire_hidden_bias")[:, 0])  # [i,j,32]
+        return jnp.einsum("ijk,kh->hij", hidden, get("fire_output"))
     return get("table_bias").T[:, np.minimum(d, 511)]
 
 
@@ -267,7 +276,7 @@ def relative_bias(case, params, n):
         return None
     prefix = prior_prefixes(case)[0 if case["global_prior"] else n]
     if case["kind"] != "bam":
-        return listed_bias(case["kind"], lambda name: params[prefix + name][..., 0, 0], np.maximum(-distance, 0))
+        return listed_bias(case, lambda name: params[prefix + name][..., 0, 0], np.maximum(-distance, 0))
     alpha, beta, mu = (params[prefix + key][0] for key in ("theta_alpha", "theta_beta", "theta_mu"))
     delta = distance - (jnp.exp(mu) - jnp.exp(-mu))
     r = delta * jnp.sign(delta) + 1e-5  # not jnp.abs: JAX's derivative of that at 0 is 1, here sign(0) = 0
@@ -463,6 +472,12 @@ def naive_attention(case, params, n, x, start):
             return theta("t5_bias", d if d < 16 else 15 + sum(d >= f for f in first))
         if case["kind"] == "table":
             return theta("table_bias", min(d, 511))
+        if case["kind"] == "fire":
+            row = lambda name, k, head=0: float(params[prior + name][k, head, 0, 0])
+            c = math.exp(row("fire_scale", 0))
+            x = math.log1p(c * d) / math.log1p(c * case["fire_length"])
+            unit = lambda k: max(0.0, row("fire_hidden", k) * x + row("fire_hidden_bias", k))
+            return sum(row("fire_output", k, h) * unit(k) for k in range(32))
         if case["kind"] == "alibi":  # the slopes of 4 heads, of 12 heads, written out
             return -d * (4.0 ** -(h + 1) if heads == 4 else 2.0 ** -(h + 1) if h < 8 else 2.0 ** -(h - 7.5))
         if case["kind"] != "bam":

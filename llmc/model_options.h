@@ -38,6 +38,8 @@ has Scalable-Softmax. A flag that does not apply is accepted and changes nothing
       "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)")                     \
     X(SIZE, sandwich_dim, sandwich_dim, MODEL_ALWAYS, is == posenc_info(POS_SANDWICH), "128", 2, SANDWICH_MAX_DIM,     \
       NULL, "twice the number of cosines of sandwich")                                                                 \
+    X(SIZE, fire_length, fire_length, MODEL_ALWAYS, is == posenc_info(POS_FIRE), "0", 0, 16777216, NULL,               \
+      "distance at which the coordinate of fire is 1; 0: --sequence_length")                                           \
     X(CHOICE, ssmax_prior, ssmax_prior, 0, ssmax && is->inside, "inside", 0, 0, "inside outside",                      \
       "is a learned bias scaled by Scalable-Softmax?")                                                                 \
     X(BOOL, no_seq_scale, seq_scale, MODEL_ALWAYS | MODEL_MAY_CHANGE | MODEL_INVERTED, ssmax, "0", 0, 0, NULL,         \
