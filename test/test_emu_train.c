@@ -44,6 +44,7 @@ static const struct {
     {"sandwich_ssmax", "--sandwich_dim 64"},
     {"t5", "--global_prior --t5_bias_init sampled"},
     {"table_ssmax", "--table_bias_init sampled --ssmax_prior outside"},
+    {"fire", "--prior_lr 3e-2"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
