@@ -30,24 +30,23 @@ Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in mem
 one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
 The projection to forget gates is fp32 and a product of its own: rounding to bf16 would stay in the sums of gates.
 */
-#define PARAM_LIST(X)                                                                                              \
-    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
-    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                 \
-    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                        \
-    X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                      \
-    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
-    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
-    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
-    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
-    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
-    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
-    X(float, forget, "attention.forget.weight", SCOPE_LAYER, GH, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)       \
-    X(float, forget_bias, "attention.forget.bias", SCOPE_LAYER, GH > 0 ? 1 : 0, GH, SHAPE_VECTOR, INIT_ZEROS,      \
-      GROUP_VECTOR)                                                                                                \
-    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
+#define PARAM_LIST(X)                                                                                                \
+    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX)   \
+    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                   \
+    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                          \
+    X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                        \
+    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
+    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
+    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)      \
+    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                  \
+    X(float, forget, "attention.forget.weight", SCOPE_LAYER, GH, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(float, forget_bias, "attention.forget.bias", SCOPE_LAYER, GH / NH, GH, SHAPE_VECTOR, INIT_ZEROS, GROUP_VECTOR) \
+    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)            \
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
 // The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has; GH: heads with
