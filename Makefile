@@ -150,7 +150,7 @@ $(BUILD)/test/test_encodings: test/test_encodings.c $(ENCODINGS_OPS) | $(ENCODIN
 # these start the shipped programs
 PROGRAM_TESTS = test_startup test_prepare test_streams test_inspect test_synthetic test_train test_train_flags \
                 test_resume test_checkpoint test_init_from test_evaluate test_evaluate_refuses test_scripts \
-                test_torture test_dist test_encodings $(EMU_PROGRAM_TESTS)
+                test_torture test_dist test_encodings test_positions test_attention_flags $(EMU_PROGRAM_TESTS)
 # and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
 EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate test_emu_dist
 # NAME:NEED of those that this machine cannot run; test/run.sh leaves them out and says so

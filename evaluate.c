@@ -61,6 +61,7 @@ static void print_header(const Evaluation* e, const ModelMemory* m, size_t cache
     options_print_settings(&e->options, stdout);
     printf("\nmodel    %s %s: %s parameters, step %s\n", e->args.log_dir, e->run.encoding,
            format_count(a, e->model.learned_count), e->run.step);
+    if (e->positions) { printf("changed  positions: %s\n", e->positions); }
     printf("memory   %s for %zu tokens of context: weights %s, cache %s,\n",
            format_bytes(total, model_memory_total(m) + cache), context, format_bytes(weights, m->parameters),
            format_bytes(keys, cache));
@@ -79,6 +80,7 @@ static void print_header(const Evaluation* e, const ModelMemory* m, size_t cache
 
 static void build_model(Evaluation* e) {
     size_t context = longest_context(e), chunk = e->args.seq_batch_size;
+    check_positions(e, context);
     ModelPlan plan;
     plan.mode = MODE_INFERENCE, plan.B = 1, plan.slots = 1, plan.shard = 0, plan.shards = 1;
     plan.T = chunk < context ? chunk : context;
@@ -119,6 +121,7 @@ static void run_score(Evaluation* e) {
         const int* ids = in->ids.ids + in->starts[d];
         size_t n = in->starts[d + 1] - in->starts[d];
         snprintf(e->bar.detail, sizeof e->bar.detail, "%zu/%zu", d + 1, in->count);
+        read_length(e, n - 1);
         if (!prefill_losses(&e->prefill, ids, n, losses)) { break; }
         score_write(&e->out, d, ids, n, losses);
         sum += array_sum(losses, n - 1);
@@ -151,6 +154,7 @@ static void open_results(Evaluation* e) {
     cJSON_AddStringToObject(e->of, "step", e->run.step);
     cJSON_AddStringToObject(e->of, "weights", hash);
     cJSON_AddStringToObject(e->of, "dtype", e->args.dtype);
+    if (e->positions) { cJSON_AddStringToObject(e->of, "positions", e->positions); }
     free(hash);
 }
 
@@ -169,6 +173,7 @@ static void release(Evaluation* e) {
     free(e->fillers);
     free(e->passkey_key);
     free(e->partial);
+    free(e->positions);
     cJSON* objects[] = {e->of, e->passkey_of, e->passkey_outdated, e->perplexity_entry, e->perplexity_outdated};
     for (size_t i = 0; i < sizeof objects / sizeof *objects; i++) { cJSON_Delete(objects[i]); }
     results_close(&e->results);
@@ -187,6 +192,7 @@ int main(int argc, char** argv) {
     signal(SIGPIPE, SIG_IGN);  // a reader of the progress that is gone: the results go on, the end tells
     backend_init(e->args.device, e->args.dtype);
     e->run = run_folder_open(e->args.log_dir);
+    change_positions(e);
     open_tokenizer(e);
     open_results(e);
     plan_passkey(e);

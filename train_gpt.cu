@@ -74,10 +74,10 @@ static void choose_encoding(Trainer* t) {
     if (model_option_applies(MODEL_OPTION_fire_length, t->encoding, t->ssmax) && *fire_length == 0) {
         *fire_length = t->args.sequence_length;
     }
-    unsigned terms = posenc_terms(t->encoding, t->ssmax);
-    // libraries know the published slopes alone
-    if (strcmp(t->args.model.alibi_slopes, "geometric") == 0) { terms &= ~(unsigned)TERM_SLOPES; }
-    attention_choose(t->args.attention, terms);
+    if (t->args.model.window && strcmp(t->args.attention, "cudnn") == 0) {
+        fatal("--attention cudnn has no --window %zu; use --attention own", t->args.model.window);
+    }
+    attention_choose(t->args.attention, model_terms(t->encoding, t->ssmax, &t->args.model));
 }
 
 static void open_data(Trainer* t) {

@@ -151,7 +151,9 @@ static void bench_rows(const Table* t, size_t N, size_t T, size_t C, size_t NH) 
     row(t, "residual_rmsnorm_forward", 4 * n * x, 0, [&] { residual_rmsnorm_forward(a, b, rstd, a, c, weight, N, C); });
     row(t, "rmsnorm_backward", 4 * n * x, 0,
         [&] { rmsnorm_backward(a, dweight, b, c, weight, rstd, workspace, N, C); });
-    rotary_table(table, 500000.0, T, HS);
+    const RopeSettings rope = {500000.0, HS, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4};
+    const PositionSettings positions = {10000.0, false, rope_rotation(&rope)};
+    position_table(table, POS_ROTARY, &positions, T, HS);
     row(t, "rotary_forward", 4 * n * x, 0, [&] { rotary_forward(a, table, N / T, T, NH, NH, HS); });
     row(t, "swiglu_forward", 3 * (double)(N * F) * x, 0, [&] { swiglu_forward(a, b, N, F); });
     row(t, "swiglu_backward", 5 * (double)(N * F) * x, 0, [&] { swiglu_backward(b, a, b, N, F); });
@@ -166,7 +168,7 @@ static void bench_head(const Table* t, size_t N, size_t C) {
     int* targets = random_ids(N);
     void* workspace = device_malloc(cross_entropy_workspace(N, C, V));
     row(t, "cross_entropy_head and gradients", 0, 6.0 * (double)N * (double)C * (double)V,
-        [&] { cross_entropy_head(losses, dinp, dweight, inp, weight, targets, 1e-6f, workspace, N, C, V); });
+        [&] { cross_entropy_head(losses, dinp, dweight, inp, weight, targets, 1e-6f, 0, workspace, N, C, V); });
     device_free(inp), device_free(dinp), device_free(weight), device_free(dweight), device_free(losses);
     device_free(targets), device_free(workspace);
 }

@@ -111,10 +111,10 @@ static void bench_head(const Layer* head, size_t N, int rounds) {
         double rate = backend_matmul_rate();
         if (rate > peak) { peak = rate; }
         double t = wall_seconds();
-        cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 1.0f / (float)N, workspace, N, C, V);
+        cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 1.0f / (float)N, 0, workspace, N, C, V);
         forward = shortest(forward, t);
         t = wall_seconds();
-        cross_entropy_head(losses, dinp, dweight, inp, weight, targets, 1.0f / (float)N, workspace, N, C, V);
+        cross_entropy_head(losses, dinp, dweight, inp, weight, targets, 1.0f / (float)N, 0, workspace, N, C, V);
         both = shortest(both, t);
     }
     double flops = 2.0 * (double)N * (double)C * (double)V;

@@ -75,11 +75,43 @@ CASES = {
     "table": dict(encoding="table", **SMALL),
     "table_ssmax": dict(encoding="table_ssmax", ssmax_prior="outside", **SMALL),
     "alibi_geometric": dict(encoding="alibi", alibi_slopes="geometric", dim=24, n_heads=3, n_kv_heads=3, **SMALL),
+    "rotary_partial": dict(encoding="rotary", rotary_fraction=0.5, dim=48, n_heads=3, n_kv_heads=1, **SMALL),
+    "rotary_linear": dict(encoding="rotary", rope_scaling="linear", rope_factor=4.0, **SMALL),
+    "rotary_ntk": dict(
+        encoding="rotary", rotary_fraction=0.75, rope_scaling="ntk", rope_factor=4.0, dim=32, rope_theta=100.0, **SMALL
+    ),
+    "rotary_ssmax_yarn": dict(
+        encoding="rotary_ssmax", rope_scaling="yarn", rope_factor=4.0, rope_original_length=64, rope_beta_fast=4.0,
+        rope_theta=100.0, dim=32, n_kv_heads=1, **SMALL
+    ),
+    "rotary_yarn_partial": dict(
+        encoding="rotary", rotary_fraction=0.75, rope_scaling="yarn", rope_factor=8.0, rope_original_length=32,
+        rope_beta_slow=0.5, rope_attention_factor=1.5, rope_theta=50.0, dim=48, n_heads=3, n_kv_heads=3, **SMALL
+    ),
+    "rotary_llama3": dict(
+        encoding="rotary", rope_scaling="llama3", rope_factor=8.0, rope_original_length=64, rope_theta=100.0, dim=32, **SMALL
+    ),
+    "learned": dict(encoding="learned", learned_length=30, **SMALL),
+    "learned_ssmax": dict(encoding="learned_ssmax", learned_length=24, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "softcap": dict(encoding="bam_ssmax", softcap=1.5, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "softcap_outside": dict(encoding="bam_ssmax", ssmax_prior="outside", softcap=50.0, **SMALL),
+    "sinks": dict(encoding="bam", sinks=1, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "sinks_softcap": dict(encoding="alibi_ssmax", sinks=1, softcap=1.5, dim=32, n_heads=4, n_kv_heads=2, **SMALL),
+    "window": dict(encoding="t5_ssmax", window=5, **SMALL),
+    "log_scale": dict(encoding="bam", log_scale="2,0.7", window=9, **SMALL),
+    "final_softcap": dict(final_softcap=1.5, **SMALL),
+    "qk_norm": dict(encoding="rotary", qk_norm=1, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "gated_attention": dict(encoding="alibi", gated_attention=1, dim=32, n_heads=4, n_kv_heads=2, **SMALL),
+    "attention_all": dict(
+        encoding="rotary_ssmax", softcap=2.0, sinks=1, window=7, final_softcap=3.0, qk_norm=1, gated_attention=1,
+        **(SMALL | dict(n_layers=2)),
+    ),
     "fire": dict(seed=1105, encoding="fire", dim=24, n_heads=3, n_kv_heads=1, fire_length=20, **SMALL),
     "fire_ssmax": dict(seed=1106, encoding="fire_ssmax", global_prior=1, fire_length=100, **(SMALL | dict(n_layers=2))),
     "fox": dict(seed=1100, encoding="fox", dim=24, n_heads=3, n_kv_heads=1, **(SMALL | dict(n_layers=2))),
     "fox_ssmax": dict(seed=1101, encoding="fox_ssmax", **SMALL),
     "fox_ssmax_outside": dict(seed=1102, encoding="fox_ssmax", ssmax_prior="outside", optimizer="adamw", learning_rate=0.01, **SMALL),
+    "fox_attention": dict(seed=1107, encoding="fox_ssmax", sinks=1, window=7, softcap=2.0, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
     "cable": dict(seed=1103, encoding="cable", dim=24, n_heads=3, n_kv_heads=3, learning_rate=0.01, steps=8, **SMALL),
     "cable_ssmax": dict(seed=1104, encoding="cable_ssmax", n_kv_heads=1, **SMALL),
 }
@@ -176,6 +208,13 @@ def make_parameters(case, rng, name):
                 scale = rng.uniform(0.6, 1.4, case["n_heads"])
                 scale[n % case["n_heads"]] = -0.4
             params[layer + "attention.seq_scale"] = scale.reshape(1, -1, 1, 1)
+        if case.get("sinks"):
+            params[layer + "attention.sink"] = rng.uniform(-1, 2, (1, case["n_heads"], 1, 1))
+        if case.get("qk_norm"):
+            for x in "qk":
+                params[layer + f"attention.{x}_norm.weight"] = rng.uniform(0.7, 2, case["head_size"])
+        if case.get("gated_attention"):
+            linear(layer + "attention.gate.weight", dim, dim)
         linear(layer + "feed_forward.w1.weight", ffn, dim)
         linear(layer + "feed_forward.w2.weight", dim, ffn)
         linear(layer + "feed_forward.w3.weight", ffn, dim)
@@ -185,6 +224,8 @@ def make_parameters(case, rng, name):
         params |= {prefix + key: value for key, value in make_prior(case, rng, n, name).items()}
     params["norm.weight"] = rng.uniform(0.7, 1.3, dim)
     linear("output.weight", case["vocab_size"], dim)
+    if case["kind"] == "learned":
+        params["position_embeddings.weight"] = rng.standard_normal((case["learned_length"], dim))
     return {key: value.astype(np.float32) for key, value in params.items()}
 
 
@@ -222,12 +263,51 @@ def sinusoidal_embedding(case):
     return np.where(channel % 2 == 0, np.sin(phase), np.cos(phase))
 
 
-def rotate(x, theta):
-    """x[B,H,T,HS] (Su et al. 2021): pair m is the complex number (2m, 2m+1), turned by pos * theta^(-2m/HS)."""
-    head_size = x.shape[-1]
-    angle = np.arange(x.shape[2])[:, None] * theta ** (-np.arange(0, head_size, 2) / head_size)
-    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
-    return jnp.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+def rotated_width(case):
+    """Channels of a head that turn."""
+    return 2 * math.floor(case.get("rotary_fraction", 1.0) * case["head_size"] / 2 + 0.5)
+
+
+def yarn_range(case, dim):
+    """Between which pairs YaRN goes over from turning as before to turning slower, from its published code."""
+    turns = lambda n: dim * math.log(case["rope_original_length"] / (n * 2 * math.pi)) / (2 * math.log(case["rope_theta"]))
+    low, high = math.floor(turns(case.get("rope_beta_fast", 32))), math.ceil(turns(case.get("rope_beta_slow", 1)))
+    low, high = max(low, 0), min(high, dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def rope_frequencies(case):
+    """(radians per position of each pair, factor of q and k), vectorised as Hugging Face's modeling_rope_utils.py."""
+    base, dim, kind = case["rope_theta"], rotated_width(case), case.get("rope_scaling", "none")
+    factor, length = case.get("rope_factor"), case.get("rope_original_length")
+    if kind == "ntk":  # bloc97 2023
+        base = base * factor ** (dim / (dim - 2))
+    inverse = 1.0 / base ** (np.arange(0, dim, 2) / dim)
+    if kind == "linear":  # Chen et al. 2023
+        return inverse / factor, 1.0
+    if kind == "yarn":  # Peng et al. 2023
+        low, high = yarn_range(case, dim)
+        extrapolated = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
+        inverse = inverse / factor * (1 - extrapolated) + inverse * extrapolated
+        return inverse, case.get("rope_attention_factor", 0.1 * math.log(factor) + 1.0)
+    if kind == "llama3":
+        low, high = case.get("rope_low_freq_factor", 1), case.get("rope_high_freq_factor", 4)
+        wavelength = 2 * np.pi / inverse
+        smooth = (length / wavelength - low) / (high - low)
+        smoothed = (1 - smooth) * inverse / factor + smooth * inverse
+        scaled = np.where(wavelength > length / low, inverse / factor, inverse)
+        return np.where((wavelength >= length / high) & (wavelength <= length / low), smoothed, scaled), 1.0
+    return inverse, 1.0
+
+
+def rotate(x, case):
+    """x[B,H,T,HS] (Su et al. 2021): pair m is the complex number (2m, 2m+1), turned by pos * theta^(-2m/width)."""
+    frequency, factor = rope_frequencies(case)
+    width = 2 * len(frequency)
+    angle = np.arange(x.shape[2])[:, None] * frequency
+    turned = (x[..., 0:width:2] + 1j * x[..., 1:width:2]) * np.exp(1j * angle) * factor
+    pairs = jnp.stack([turned.real, turned.imag], axis=-1).reshape(*x.shape[:-1], width)
+    return jnp.concatenate([pairs, x[..., width:]], axis=-1)
 
 
 def sandwich(case):
@@ -293,35 +373,68 @@ def gate_bias(case, params, n, x):
     return jnp.einsum("bhl,lij->bhij", gate, ((j < l) & (l <= i)).astype(float))
 
 
-def attention(case, params, n, x, start):
-    length = case["seq_len"]
+def cap(x, c):
+    """Gemma 2 (2024): a value of at most c."""
+    return x if c is None else c * jnp.tanh(x / c)
 
+
+def visible_keys(case, start):
+    """[B,i,j]: the document up to the query, of that the last `window` keys (Beltagy et al. 2020)."""
+    position = np.arange(case["seq_len"])
+    start = np.maximum(start, position - case.get("window", case["seq_len"]) + 1)
+    return (start[:, :, None] <= position) & (position <= position[:, None])
+
+
+def row_scale(case, params, n, visible):
+    """g [B,H,i,1], or 1."""
+    count = visible.sum(axis=-1)[:, None, :, None]
+    if case["ssmax"]:  # Nakanishi 2025
+        return params[f"layers.{n}.attention.seq_scale"] * np.log(count)
+    if "log_scale" in case:
+        first, slope = map(float, case["log_scale"].split(","))
+        return 1 + slope * np.log(np.maximum(1, count / first))
+    return 1.0
+
+
+def logits(case, params, n, x, q, k, visible):
+    """z[B,H,i,j], the terms in the one order of llmc/attention/terms.h."""
+    c = cap(jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"]), case.get("softcap"))
+    bias = gate_bias(case, params, n, x) if case["kind"] in GATED else relative_bias(case, params, n)
+    scale = row_scale(case, params, n, visible)
+    if bias is None:
+        z = scale * c
+    elif bias_inside(case):
+        z = scale * (c + bias)
+    else:
+        z = scale * c + bias
+    return jnp.where(visible[:, None], z, -jnp.inf)
+
+
+def bias_inside(case):
+    return case["kind"] in LEARNED + GATED and case["ssmax_prior"] == "inside" and "log_scale" not in case
+
+
+def attention(case, params, n, x, start):
     def heads(name, count):
         y = x @ params[f"layers.{n}.attention.{name}.weight"].T
         return y.reshape(*x.shape[:2], count, case["head_size"]).transpose(0, 2, 1, 3)
 
     q, k, v = heads("wq", case["n_heads"]), heads("wk", case["n_kv_heads"]), heads("wv", case["n_kv_heads"])
+    if case.get("qk_norm"):  # Henry et al. 2020
+        q, k = (rmsnorm(y, params[f"layers.{n}.attention.{name}_norm.weight"], case["norm_eps"]) for y, name in ((q, "q"), (k, "k")))
     if case["kind"] == "rotary":
-        q, k = rotate(q, case["rope_theta"]), rotate(k, case["rope_theta"])
+        q, k = rotate(q, case), rotate(k, case)
     group = [h * case["n_kv_heads"] // case["n_heads"] for h in range(case["n_heads"])]
     k, v = k[:, group], v[:, group]
 
-    position = np.arange(length)
-    visible = (start[:, :, None] <= position) & (position <= position[:, None])  # [B,i,j]
-    count = position - start + 1
-    z = jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"])
-    scale = 1.0
-    if case["ssmax"]:  # Nakanishi 2025
-        scale = params[f"layers.{n}.attention.seq_scale"] * np.log(count)[:, None, :, None]
-    bias = gate_bias(case, params, n, x) if case["kind"] in GATED else relative_bias(case, params, n)
-    if bias is None:
-        z = scale * z
-    elif case["kind"] in LEARNED + GATED and case["ssmax_prior"] == "inside":
-        z = scale * (z + bias)
-    else:
-        z = scale * z + bias
-    p = jax.nn.softmax(jnp.where(visible[:, None], z, -jnp.inf), axis=-1)
+    z = logits(case, params, n, x, q, k, visible_keys(case, start))
+    if case.get("sinks"):  # a key without a value; gpt-oss (2025)
+        sink = jnp.broadcast_to(params[f"layers.{n}.attention.sink"], (*z.shape[:3], 1))
+        z = jnp.concatenate([z, sink], axis=-1)
+    p = jax.nn.softmax(z, axis=-1)[..., : case["seq_len"]]
     out = jnp.einsum("bhij,bhjd->bihd", p, v).reshape(x.shape)
+    if case.get("gated_attention"):  # Qiu et al. 2025
+        out = out * jax.nn.sigmoid(x @ params[f"layers.{n}.attention.gate.weight"].T)
     return out @ params[f"layers.{n}.attention.wo.weight"].T
 
 
@@ -340,13 +453,15 @@ def forward(case, params, tokens, attend=attention):
     x = params["tok_embeddings.weight"][tokens]
     if case["kind"] == "sinusoidal":
         x = x + sinusoidal_embedding(case)
+    if case["kind"] == "learned":  # Radford et al. 2019
+        x = x + params["position_embeddings.weight"][: tokens.shape[1]]
     for n in range(case["n_layers"]):
         layer = f"layers.{n}."
         w1, w2, w3 = (params[f"{layer}feed_forward.{w}.weight"] for w in ("w1", "w2", "w3"))
         x = x + attend(case, params, n, rmsnorm(x, params[layer + "attention_norm.weight"], eps), start)
         y = rmsnorm(x, params[layer + "ffn_norm.weight"], eps)
         x = x + (jax.nn.silu(y @ w1.T) * (y @ w3.T)) @ w2.T
-    return rmsnorm(x, params["norm.weight"], eps) @ params["output.weight"].T
+    return cap(rmsnorm(x, params["norm.weight"], eps) @ params["output.weight"].T, case.get("final_softcap"))
 
 
 def make_loss(case, tokens, targets):
@@ -453,6 +568,11 @@ def naive_attention(case, params, n, x, start):
     q, k, v = (x @ get(w + ".weight").T for w in ("wq", "wk", "wv"))
     prior = "prior." if case["global_prior"] else f"layers.{n}.attention.prior."
     out = np.zeros_like(x)
+    window = case.get("window", case["seq_len"])
+    if case.get("qk_norm"):
+        for y, name in ((q, "q_norm.weight"), (k, "k_norm.weight")):
+            for head in np.split(y.reshape(-1, y.shape[-1]), y.shape[-1] // size, axis=1):  # views of y
+                head *= get(name) / np.sqrt((head**2).sum(axis=1, keepdims=True) / size + case["norm_eps"])
 
     def bias(h, d):
         theta = lambda name, row=0: float(params[prior + name][row, h, 0, 0])
@@ -488,28 +608,59 @@ def naive_attention(case, params, n, x, start):
     gates = x @ get("forget.weight").T + get("forget.bias") if case["kind"] in GATED else None
     decay = lambda gate: -math.log1p(math.exp(-gate if case["kind"] == "fox" else gate))
 
+    def speed(m):
+        """Radians per position of pair m, by how often it turns in the original length."""
+        width, kind, original = rotated_width(case), case.get("rope_scaling", "none"), case.get("rope_original_length")
+        full = lambda pair: case["rope_theta"] ** (-2 * pair / width)
+        often = lambda pair: original * full(pair) / (2 * math.pi)
+        if kind == "none":
+            return full(m)
+        slow = full(m) / case["rope_factor"]
+        if kind == "ntk":  # the first pair as before, the last one slowed down, geometric in between
+            return full(m) * case["rope_factor"] ** (-m / (width / 2 - 1))
+        if kind == "linear":
+            return slow
+        if kind == "yarn":
+            fast, late = case.get("rope_beta_fast", 32), case.get("rope_beta_slow", 1)
+            first = max((pair for pair in range(width) if often(pair) >= fast), default=0)
+            last = min((pair for pair in range(width) if often(pair) <= late), default=width - 1)
+            share = min(max((m - first) / (last - first), 0), 1)
+            return full(m) + share * (slow - full(m))
+        share = min(max((often(m) - 1) / (4 - 1), 0), 1)
+        return slow + share * (full(m) - slow)
+
     def turn(vector, position):
-        result = vector.copy()
-        for m in range(0, size if case["kind"] == "rotary" else 0, 2):
-            angle = position / case["rope_theta"] ** (m / size)
-            result[m] = vector[m] * math.cos(angle) - vector[m + 1] * math.sin(angle)
-            result[m + 1] = vector[m] * math.sin(angle) + vector[m + 1] * math.cos(angle)
+        result, factor = vector.copy(), 1.0
+        if case.get("rope_scaling") == "yarn":
+            factor = case.get("rope_attention_factor", math.log(case["rope_factor"]) / 10 + 1)
+        for m in range(rotated_width(case) // 2 if case["kind"] == "rotary" else 0):
+            angle, (x, y) = position * speed(m), factor * vector[2 * m : 2 * m + 2]
+            result[2 * m] = x * math.cos(angle) - y * math.sin(angle)
+            result[2 * m + 1] = x * math.sin(angle) + y * math.cos(angle)
         return result
 
     for b, i, h in np.ndindex(x.shape[0], x.shape[1], heads):
-        keys = [j for j in range(i + 1) if j >= start[b, i]]
+        keys = [j for j in range(i + 1) if j >= start[b, i] and i - j < window]
         columns, kv_columns = (slice(head * size, (head + 1) * size) for head in (h, h // group))
         query = turn(q[b, i, columns], i)
         g = get("seq_scale")[0, h, 0, 0] * math.log(len(keys)) if case["ssmax"] else 1.0
-        inside = case["kind"] in LEARNED + GATED and case["ssmax_prior"] == "inside"
+        if "log_scale" in case:
+            first, slope = map(float, case["log_scale"].split(","))
+            g = 1 + slope * max(0.0, math.log(len(keys) / first))
+        inside = case["kind"] in LEARNED + GATED and case["ssmax_prior"] == "inside" and "log_scale" not in case
         z = []
         for j in keys:
             a = float(query @ turn(k[b, j, kv_columns], j)) / size**0.5
+            if "softcap" in case:
+                a = case["softcap"] * (1 - 2 / (math.exp(2 * a / case["softcap"]) + 1))
             p = bias(h, i - j) if gates is None else sum(decay(gates[b, l, h]) for l in range(j + 1, i + 1))
             z.append(g * (a + p) if inside else g * a + p)
         p = [math.exp(y - max(z)) for y in z]
+        total = sum(p) + (math.exp(get("sink")[0, h, 0, 0] - max(z)) if case.get("sinks") else 0)
         for j, weight in zip(keys, p):
-            out[b, i, columns] += weight / sum(p) * v[b, j, kv_columns]
+            out[b, i, columns] += weight / total * v[b, j, kv_columns]
+    if case.get("gated_attention"):
+        out /= 1 + np.exp(-x @ get("gate.weight").T)
     return out @ get("wo.weight").T
 
 

@@ -13,6 +13,7 @@ DEVICE_NETWORK is what a program that trains on several ranks includes besides.
 #include "rmsnorm.cuh"
 #include "matmul.cuh"
 #include "swiglu.cuh"
+#include "gate.cuh"
 #include "posenc.cuh"
 #include "forget.cuh"
 #include "cross_entropy.cuh"

@@ -76,58 +76,87 @@ static float row_maximum(const float* x, size_t n, float start) {
     return maximum;
 }
 
-// x[0..n) = exp(x - maximum); returns their sum, in LANES partial sums.
-static float exponentials_row(float* x, size_t n, float maximum) {
-    float lanes[LANES] = {0}, sum = 0;
+// The sum of exp(x - maximum) over x[0..n), in LANES partial sums; with `replace` the exponentials take the place of x.
+static float exponentials_row(float* x, size_t n, float maximum, bool replace) {
+    float lanes[LANES] = {0}, unused[LANES], sum = 0;
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
+        float* to = replace ? x + i : unused;
 #pragma omp simd
         for (size_t j = 0; j < LANES; j++) {
-            x[i + j] = exp_fast(x[i + j] - maximum);
-            lanes[j] += x[i + j];
+            to[j] = exp_fast(x[i + j] - maximum);
+            lanes[j] += to[j];
         }
     }
     for (; i < n; i++) {
-        x[i] = exp_fast(x[i] - maximum);
-        sum += x[i];
+        float* to = replace ? x + i : unused;
+        *to = exp_fast(x[i] - maximum);
+        sum += *to;
     }
     for (size_t j = 0; j < LANES; j++) { sum += lanes[j]; }
     return sum;
 }
 
-// Takes n logits of a row into its state; leaves exp(logit - maximum so far) in their place.
-static void softmax_row(RowState* state, float* logits, size_t n) {
+// Takes n logits of a row into its state; with `replace` leaves exp(logit - maximum so far) in their place.
+static void softmax_row(RowState* state, float* logits, size_t n, bool replace) {
     float maximum = row_maximum(logits, n, state->maximum);
     float reference = maximum == -INFINITY ? 0.0f : maximum;  // a logit of -infinity adds 0, a NaN stays one
-    float sum = exponentials_row(logits, n, reference);
+    float sum = exponentials_row(logits, n, reference, replace);
     state->sum = state->sum * exp_fast(state->maximum - reference) + sum;
     state->maximum = maximum;
 }
 
-// One tile of a chunk: columns first.. of the vocabulary. maxima[rows] receives what the tile is relative to.
-static void softmax_tile(RowState* states, float* maxima, float* logits, const int* targets, size_t rows, size_t first,
-                         size_t width) {
+// x = cap tanh(x / cap)
+static void cap_row(float* x, size_t n, float cap) {
+    const float inverse = 1.0f / cap;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) { x[i] = cap * tanh_fast(x[i] * inverse); }
+}
+
+// The slope of the cap where its value is x.
+static inline float cap_slope(float x, float cap) { return 1.0f - x / cap * (x / cap); }
+
+// Capped logits x become exp(x - maximum) times the slope of the cap.
+static void weigh_capped_row(float* x, size_t n, float maximum, float cap) {
+    const float inverse = 1.0f / cap;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float share = x[i] * inverse;
+        x[i] = exp_fast(x[i] - maximum) * (1.0f - share * share);
+    }
+}
+
+// One tile of a chunk: columns first.. of the vocabulary. maxima[rows] receives what the tile is relative to. Capped
+// logits stay what they are, for the gradient needs their slope.
+static void softmax_tile(RowState* states, float* maxima, float* logits, const int* targets, float cap, size_t rows,
+                         size_t first, size_t width) {
 #pragma omp parallel for schedule(static) if (rows * width >= PARALLEL_ELEMENTS)
     for (size_t r = 0; r < rows; r++) {
         float* row = logits + r * width;
         size_t target = (size_t)targets[r];
+        if (cap != 0) { cap_row(row, width, cap); }
         if (target >= first && target < first + width) { states[r].target_logit = row[target - first]; }
-        softmax_row(&states[r], row, width);
+        softmax_row(&states[r], row, width, cap == 0);
         maxima[r] = states[r].maximum;
     }
 }
 
-// gradient[rows,width] with stride ld = d(loss)/d(logits) of one tile, from softmax_tile's exponentials.
-static void gradient_tile(void* gradient, size_t ld, const float* exponentials, const RowState* states,
-                          const float* maxima, const int* targets, float dloss, size_t rows, size_t first, size_t width,
+// gradient[rows,width] with stride ld = d(loss)/d(logits) of one tile, from what softmax_tile left there.
+static void gradient_tile(void* gradient, size_t ld, float* exponentials, const RowState* states, const float* maxima,
+                          const int* targets, float dloss, float cap, size_t rows, size_t first, size_t width,
                           Precision precision) {
 #pragma omp parallel for schedule(static) if (rows * width >= PARALLEL_ELEMENTS)
     for (size_t r = 0; r < rows; r++) {
-        const float* restrict row = exponentials + r * width;
-        float factor = (float)(dloss * exp((double)maxima[r] - states[r].maximum) / states[r].sum);
+        float* restrict row = exponentials + r * width;
+        float relative = cap != 0 ? states[r].maximum : maxima[r], slope = 1.0f;
+        float factor = (float)(dloss * exp((double)relative - states[r].maximum) / states[r].sum);
         size_t target = (size_t)targets[r];
         bool here = target >= first && target < first + width;
-        float at_target = here ? row[target - first] * factor - dloss : 0;
+        if (cap != 0) {
+            weigh_capped_row(row, width, states[r].maximum, cap);
+            slope = cap_slope(states[r].target_logit, cap);
+        }
+        float at_target = here ? row[target - first] * factor - dloss * slope : 0;
         if (precision == PRECISION_BF16) {
             uint16_t* restrict out = (uint16_t*)gradient + r * ld;
             for (size_t i = 0; i < width; i++) { out[i] = bf16_round(row[i] * factor); }
@@ -144,6 +173,7 @@ static void gradient_tile(void* gradient, size_t ld, const float* exponentials, 
 typedef struct {
     Head h;
     size_t C, V;
+    float cap;
     Precision precision;
     bool packed;
     const float* weight;
@@ -185,7 +215,7 @@ static void chunk_forward(const Call* call, float* losses, const void* inp, cons
         const void* b = call->packed ? call->workspace + h->packed + t * h->packed_bytes : plain_weight(call, first);
         Product p = {rows, width, call->C, call->C, call->C, width, false, true, call->packed, false, call->precision};
         product(logits, inp, b, &p);
-        softmax_tile(states, maxima + t * h->rows, logits, targets, rows, first, width);
+        softmax_tile(states, maxima + t * h->rows, logits, targets, call->cap, rows, first, width);
     }
     for (size_t r = 0; r < rows; r++) {
         losses[r] = (float)(log(states[r].sum) + ((double)states[r].maximum - states[r].target_logit));
@@ -201,9 +231,9 @@ static void chunk_backward(const Call* call, float* dinp, float* dweight, const 
     char* gradient = call->workspace + h->gradient;
     for (size_t t = 0; t < h->tiles; t++) {
         size_t first = t * h->tile, width = tile_width(h, t, call->V);
-        const float* exponentials = (const float*)(call->workspace + h->logits) + t * h->rows * h->tile;
-        gradient_tile(gradient, h->ld, exponentials, states, maxima + t * h->rows, targets, dloss, rows, first, width,
-                      call->precision);
+        float* exponentials = (float*)(call->workspace + h->logits) + t * h->rows * h->tile;
+        gradient_tile(gradient, h->ld, exponentials, states, maxima + t * h->rows, targets, dloss, call->cap, rows,
+                      first, width, call->precision);
         Product to_inp = {rows, C, width, h->ld, C, C, false, false, false, t > 0, call->precision};
         product(dinp, gradient, plain_weight(call, first), &to_inp);
         if (!dweight) { continue; }
@@ -213,8 +243,8 @@ static void chunk_backward(const Call* call, float* dinp, float* dweight, const 
 }
 
 void cross_entropy_head(float* losses, floatX* dinp, float* dweight, const floatX* inp, const floatX* weight,
-                        const int* targets, float dloss, void* workspace, size_t N, size_t C, size_t V) {
-    Call call = {head_layout(N, C, V), C, V, cpu_precision, N >= FEW_ROWS, weight, (char*)workspace};
+                        const int* targets, float dloss, float cap, void* workspace, size_t N, size_t C, size_t V) {
+    Call call = {head_layout(N, C, V), C, V, cap, cpu_precision, N >= FEW_ROWS, weight, (char*)workspace};
     prepare_weight(&call, dinp != NULL);
     for (size_t row = 0; row < N; row += call.h.rows) {
         size_t rows = N - row < call.h.rows ? N - row : call.h.rows;

@@ -60,3 +60,12 @@ void document_starts(int* start, float* log_count, const int* tokens, int bos, s
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < B * T; n++) { log_count[n] = ssmax_log_count(position + n % T - (size_t)start[n] + 1); }
 }
+
+void limit_rows(int* start, float* log_count, RowRule rule, size_t position, size_t B, size_t T) {
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < B * T; n++) {
+        const size_t at = position + n % T;
+        start[n] = window_start(rule, at, start[n]);
+        log_count[n] = row_scale_of(rule, at - (size_t)start[n] + 1);
+    }
+}

@@ -254,4 +254,19 @@ void document_starts(int* start, float* log_count, const int* tokens, int bos, s
     cudaCheck(cudaGetLastError());
 }
 
+__global__ void limit_rows_kernel(int* start, float* log_count, RowRule rule, size_t position, size_t T, size_t N) {
+    const size_t n = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) { return; }
+    const size_t at = position + n % T;
+    const int first = window_start(rule, at, start[n]);
+    start[n] = first;
+    log_count[n] = row_scale_of(rule, at - (size_t)first + 1);
+}
+
+void limit_rows(int* start, float* log_count, RowRule rule, size_t position, size_t B, size_t T) {
+    LAUNCH(limit_rows_kernel, (unsigned)ceil_div(B * T, 128), 128, 0, main_stream, start, log_count, rule, position, T,
+           B * T);
+    cudaCheck(cudaGetLastError());
+}
+
 #endif

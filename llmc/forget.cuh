@@ -54,18 +54,40 @@ void forget_gates(float* gates, const floatX* inp, const float* weight, const fl
 // With x this thread's number: the sum of those of this and earlier threads (later ones when BACKWARDS) back to thread
 // `limit`, in an order that depends on the threads alone.
 template <bool BACKWARDS>
-__device__ __forceinline__ double forget_scan(double x, long long limit) {
+__device__ __forceinline__ double forget_scan(double x, int limit) {
     SHARED(double, sums, [FORGET_THREADS]);
-    const long long thread = threadIdx.x;
-    for (long long reach = 1; reach < FORGET_THREADS; reach *= 2) {
+    const int thread = (int)threadIdx.x;
+    for (int reach = 1; reach < (int)FORGET_THREADS; reach *= 2) {
         __syncthreads();
         sums[thread] = x;
         __syncthreads();
-        const long long other = BACKWARDS ? thread + reach : thread - reach;
+        const int other = BACKWARDS ? thread + reach : thread - reach;
         if (BACKWARDS ? other <= limit : other >= limit) { x += sums[other]; }
     }
     __syncthreads();
     return x;
+}
+
+// The last thread up to this one at whose token a document begins, -1 without one; when BACKWARDS the last before the
+// next such thread.
+template <bool BACKWARDS>
+__device__ __forceinline__ int forget_limit(bool begins) {
+    SHARED(int, limits, [FORGET_THREADS]);
+    const int thread = (int)threadIdx.x, end = (int)FORGET_THREADS;
+    int limit = begins ? (BACKWARDS ? thread - 1 : thread) : (BACKWARDS ? end - 1 : -1);
+    for (int reach = 1; reach < end; reach *= 2) {
+        __syncthreads();
+        limits[thread] = limit;
+        __syncthreads();
+        const int other = BACKWARDS ? thread + reach : thread - reach;
+        if (other < 0 || other >= end) { continue; }
+        limit = BACKWARDS ? min(limit, limits[other]) : max(limit, limits[other]);
+    }
+    __syncthreads();
+    limits[thread] = limit;
+    __syncthreads();
+    if (BACKWARDS) { limit = thread + 1 < end ? limits[thread + 1] : end - 1; }
+    return limit;
 }
 
 __global__ void forget_sums_kernel(double* sums, const float* gates, const int* start, PosencMechanism kind,
@@ -75,11 +97,11 @@ __global__ void forget_sums_kernel(double* sums, const float* gates, const int* 
     double *to = sums + (b * NH + h) * stride + position, before = position > 0 ? to[-1] : 0.0;
     for (size_t first = 0; first < T; first += FORGET_THREADS) {
         const size_t t = first + threadIdx.x;
-        // of tokens past the end nobody reads anything
-        const long long began = t < T ? (long long)start[b * T + t] - (long long)(position + first) : 0;
-        double x = t < T && began != threadIdx.x ? posenc_gate(kind, (double)gates[(b * T + t) * NH + h]) : 0.0;
-        x = forget_scan<false>(x, began > 0 ? began : 0);
-        if (began < 0) { x += before; }
+        const bool begins = t < T && (size_t)start[b * T + t] == position + t;
+        const int limit = forget_limit<false>(begins);
+        double x = t < T && !begins ? posenc_gate(kind, (double)gates[(b * T + t) * NH + h]) : 0.0;
+        x = forget_scan<false>(x, limit > 0 ? limit : 0);
+        if (limit < 0) { x += before; }
         if (t < T) { to[t] = x; }
         if (threadIdx.x == FORGET_THREADS - 1) { carried[0] = x; }
         __syncthreads();
@@ -94,33 +116,22 @@ void forget_sums(double* sums, const float* gates, const int* start, PosencMecha
     cudaCheck(cudaGetLastError());
 }
 
-// From the end to the beginning. `later` is the sum behind the threads' tokens, of the document that begins at or
-// before the last of them and is theirs where theirs began then.
+// From the end to the beginning. `later` is the sum behind the threads' tokens, of the document that goes on there.
 __global__ void forget_sums_backward_kernel(float* dgates, const float* dsums, const float* gates, const int* start,
                                             PosencMechanism kind, size_t T, size_t NH) {
     SHARED(double, carried, [1]);
-    SHARED(int, starts, [FORGET_THREADS]);
     const size_t h = blockIdx.x, b = blockIdx.y;
     double later = 0.0;
-    int later_start = -1;
     for (size_t chunk = ceil_div(T, FORGET_THREADS); chunk-- > 0;) {
-        const size_t first = chunk * FORGET_THREADS, t = first + threadIdx.x, at = (b * T + t) * NH + h;
-        const int began = t < T ? start[b * T + t] : -2;
-        starts[threadIdx.x] = began;
+        const size_t t = chunk * FORGET_THREADS + threadIdx.x, at = (b * T + t) * NH + h;
+        const bool begins = t < T && (size_t)start[b * T + t] == t;
+        const int limit = forget_limit<true>(begins);
+        double x = forget_scan<true>(t < T ? (double)dsums[(b * NH + h) * T + t] : 0.0, limit);
+        if (limit == (int)FORGET_THREADS - 1) { x += later; }
+        if (t < T) { dgates[at] = begins ? 0.0f : (float)(x * posenc_gate_slope(kind, (double)gates[at])); }
+        if (threadIdx.x == 0) { carried[0] = begins ? 0.0 : x; }
         __syncthreads();
-        long long last = threadIdx.x;  // the last thread whose token is of the same document: starts never decrease
-        for (long long step = FORGET_THREADS / 2; step > 0; step /= 2) {
-            if (last + step < FORGET_THREADS && starts[last + step] == began) { last += step; }
-        }
-        double x = forget_scan<true>(t < T ? (double)dsums[(b * NH + h) * T + t] : 0.0, last);
-        if (began == later_start) { x += later; }
-        if (t < T) {
-            const bool begins = (size_t)began == t;
-            dgates[at] = begins ? 0.0f : (float)(x * posenc_gate_slope(kind, (double)gates[at]));
-        }
-        if (threadIdx.x == 0) { carried[0] = x; }
-        __syncthreads();
-        later = carried[0], later_start = starts[0];
+        later = carried[0];
         __syncthreads();
     }
 }

@@ -28,35 +28,46 @@ typedef enum { GROUP_MATRIX, GROUP_VECTOR, GROUP_PRIOR } ParamGroup;
 X(type, field, name in a checkpoint, scope, rows, cols, shape, initialisation, optimiser group)
 Rows of 0 leave a parameter out. wq, wk, wv and w1, w3 follow one another in memory, so that each group is
 one matrix for one product. A prior is the tensors of the encoding one after another, each with a name of its own.
+Learned positions begin like the token embeddings that they are added to, neither louder nor softer (GPT-2 has 0.02 for
+both), and decay like them, as in GPT-2's reimplementations; they are read in fp32, as computed positions are.
 The projection to forget gates is fp32 and a product of its own: rounding to bf16 would stay in the sums of gates.
 */
 #define PARAM_LIST(X)                                                                                                \
     X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX)   \
     X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                   \
     X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                          \
+    X(float, position_embeddings, "position_embeddings.weight", SCOPE_MODEL, PE, C, SHAPE_MATRIX, INIT_NORMAL,       \
+      GROUP_MATRIX)                                                                                                  \
     X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                        \
     X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
     X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
     X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
     X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, gate, "attention.gate.weight", SCOPE_LAYER, GA* NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)    \
     X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
     X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
     X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
     X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)      \
     X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                  \
-    X(float, forget, "attention.forget.weight", SCOPE_LAYER, GH, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
-    X(float, forget_bias, "attention.forget.bias", SCOPE_LAYER, GH / NH, GH, SHAPE_VECTOR, INIT_ZEROS, GROUP_VECTOR) \
+    X(float, q_norm, "attention.q_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)          \
+    X(float, k_norm, "attention.k_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)          \
+    X(float, forget, "attention.forget.weight", SCOPE_LAYER, FH, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(float, forget_bias, "attention.forget.bias", SCOPE_LAYER, FH / NH, FH, SHAPE_VECTOR, INIT_ZEROS, GROUP_VECTOR) \
     X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)            \
+    X(float, sink, "attention.sink", SCOPE_LAYER, SK, NH, SHAPE_HEADS, INIT_ZEROS, GROUP_VECTOR)                     \
     X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)
 
-// The short names that the lists use. PG, PL: numbers that the prior of the model or of each layer has; GH: heads with
-// gates.
+// The short names that the lists use. PE: rows of learned positions. FH: heads with forget gates. PG, PL: numbers that
+// the prior of the model or of each layer has.
 #define MODEL_DIMENSIONS(c)                                                                                         \
     __attribute__((unused)) const size_t V = (c)->V, Vp = (c)->Vp, C = (c)->C, L = (c)->L, NH = (c)->NH,            \
                                          NKV = (c)->NKV, HS = (c)->HS, F = (c)->F, QKV = (NH + 2 * NKV) * HS,       \
                                          P = posenc_numbers((c)->encoding, NH), PG = model_global_prior(c) ? P : 0, \
                                          PL = model_global_prior(c) ? 0 : P, SS = (c)->ssmax ? 1 : 0,               \
-                                         GH = model_has_gates(c) ? NH : 0
+                                         PE = model_learns_positions(c) ? (c)->options.learned_length : 0,          \
+                                         SK = (c)->options.sinks ? 1 : 0, QN = (c)->options.qk_norm ? 1 : 0,        \
+                                         GA = (c)->options.gated_attention ? 1 : 0,                                 \
+                                         FH = model_has_forget_gates(c) ? NH : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -113,11 +124,15 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, residual, ACT_STREAM, N* C) /* input of the block */                            \
     X(floatX, attention_norm, ACT_LAYER, N* C)                                                \
     X(float, attention_rstd, ACT_LAYER, N)                                                    \
-    X(floatX, qkv, ACT_LAYER, N* QKV) /* after rotation */                                    \
-    X(float, gates, ACT_LAYER, N* GH)                                                         \
-    X(double, gate_sums, ACT_LAYER, N* GH)                                                    \
+    X(floatX, qk_before, ACT_LAYER, QN* N*(NH + NKV) * HS) /* q, then k, before their norm */ \
+    X(float, qk_rstd, ACT_LAYER, QN* N*(NH + NKV))                                            \
+    X(floatX, qkv, ACT_LAYER, N* QKV) /* after norm and rotation */                           \
+    X(float, forget_gates, ACT_LAYER, N* FH)                                                  \
+    X(double, forget_sums, ACT_LAYER, N* FH)                                                  \
     X(floatX, attention, ACT_LAYER, N* C)                                                     \
     X(float, lse, ACT_LAYER, N* NH)                                                           \
+    X(floatX, gate, ACT_LAYER, GA* N* C)     /* before the sigmoid */                         \
+    X(floatX, gated, ACT_MODEL, GA* N* C)    /* attention behind its gate */                  \
     X(floatX, residual_mid, ACT_LAYER, N* C) /* after attention */                            \
     X(floatX, ffn_norm, ACT_LAYER, N* C)                                                      \
     X(float, ffn_rstd, ACT_LAYER, N)                                                          \
@@ -137,7 +152,8 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, d_norm, ACT_BACKWARD, N* C)                                                     \
     X(floatX, d_wide, ACT_BACKWARD, N*(F > QKV ? F : QKV))                                    \
     X(float, d_bias, ACT_BACKWARD, NH* max_length)                                            \
-    X(float, d_gate_sums, ACT_BACKWARD, N* GH)
+    X(float, d_row_scale, ACT_BACKWARD, NH) /* of what is not learned, unread */              \
+    X(float, d_forget_sums, ACT_BACKWARD, N* FH)
 
 enum {
 #define X(type, field, ...) ACT_##field,
@@ -188,9 +204,12 @@ typedef struct Model {
 
     size_t act_offset[ACT_COUNT], act_stride[ACT_COUNT], act_bytes;  // bytes; of layer 0, between layers, in all
     char* activations;
-    float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none
+    float* position_table;  // added to the embedding or used to rotate; NULL when the encoding needs none, or when what
+                            // it learned has a row for every position
+    size_t positions;       // of the sequence that is read, for learned positions that are interpolated
+    float* ones;            // [NH], the scale of rows where none is learned
     float* bias_tables;     // [one or L][NH][max_length]; NULL without a relative bias
-    bool tables_stale;      // the prior has changed since the tables were filled
+    bool tables_stale;      // what is learned has changed since the tables were filled
     void* workspace;
 
     size_t B, T;       // of the last forward pass
@@ -201,8 +220,8 @@ typedef struct Model {
 typedef struct {
     floatX* entries;
     size_t capacity, length;
-    int document_start;  // position of the last BOS, 0 before the first
-    double* gate_sums;   // [L][NH][capacity], NULL without gates
+    int document_start;   // position of the last BOS, 0 before the first
+    double* forget_sums;  // [L][NH][capacity], NULL without forget gates
 } KVCache;
 
 // ----------------------------------------------------------------------------
@@ -218,7 +237,7 @@ static inline Tensor* model_add_tensor(Model* model, const char* name, int layer
         snprintf(t.name, sizeof t.name, "layers.%d.%s", layer, name);
     }
     t.offset = offset, t.memory_count = rows * cols, t.fan_in = cols, t.init = init, t.group = group;
-    t.trainable = shape != SHAPE_HEADS || !model->config.options.no_seq_scale;
+    t.trainable = true;
     size_t saved_rows = shape == SHAPE_VOCAB ? model->config.V : rows;
     t.count = saved_rows * cols;
     switch (shape) {
@@ -274,8 +293,9 @@ static inline void model_layout_params(Model* model) {
             if (count > 0 && list[p].init == INIT_PRIOR) {
                 model_add_prior(model, list[p].name, layer, list[p].group, offset);
             } else if (count > 0) {
-                model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group, list[p].rows,
-                                 list[p].cols, offset);
+                Tensor* t = model_add_tensor(model, list[p].name, layer, list[p].shape, list[p].init, list[p].group,
+                                             list[p].rows, list[p].cols, offset);
+                t->trainable = p != PARAM_seq_scale || !model->config.options.no_seq_scale;
             }
             offset += round_up(count, 16);  // a cache line of fp32
         }
@@ -379,8 +399,12 @@ static inline size_t model_bias_table_count(const ModelConfig* c) {
 }
 
 static inline size_t model_position_table_size(const ModelConfig* c, size_t length) {
-    PosencMechanism mechanism = posenc_info(c->encoding)->mechanism;
-    return mechanism == POSENC_ADD ? length * c->C : mechanism == POSENC_ROTATE ? length * c->HS : 0;
+    switch (posenc_info(c->encoding)->mechanism) {
+        case POSENC_ADD: return length * c->C;
+        case POSENC_LEARN: return length > c->options.learned_length ? length * c->C : 0;
+        case POSENC_ROTATE: return length * c->HS;
+        default: return 0;
+    }
 }
 
 static inline size_t model_workspace_bytes(const Model* model) {
@@ -388,7 +412,8 @@ static inline size_t model_workspace_bytes(const Model* model) {
     const ModelPlan* plan = &model->plan;
     bool training = plan->mode != MODE_INFERENCE;
     size_t N = plan->B * plan->T, T = plan->T;
-    const unsigned terms = TERM_DISTANCE | TERM_SCALE | (GH > 0 ? (unsigned)TERM_KEY : 0u);
+    const ModelConfig* c = &model->config;
+    const unsigned terms = TERM_DISTANCE | TERM_SCALE | model_terms(c->encoding, c->ssmax, &c->options);
     AttentionSizes batch = {plan->B, T, T, NH, NKV, HS, terms}, reading = batch;  // reading: through a cache
     if (!training) { reading.B = 1, reading.Tq = N, reading.Tk = plan->max_length; }
     size_t needs[] = {
@@ -402,7 +427,7 @@ static inline size_t model_workspace_bytes(const Model* model) {
         attention_workspace(&batch, training),
         rmsnorm_workspace(N, C),
         embedding_workspace(N, V),
-        GH > 0 ? forget_workspace(N, C, NH) : 0,
+        FH > 0 ? forget_workspace(N, C, NH) : 0,
     };
     size_t most = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) { most = needs[i] > most ? needs[i] : most; }
@@ -440,7 +465,7 @@ static inline ModelMemory model_plan(Model* model, const ModelConfig* config, co
     memory.gradients = training ? fp32 : 0;
     memory.optimizer = training ? 2 * model->moment_count * sizeof(float) : 0;
     memory.activations = model->act_bytes;
-    memory.tables = sizeof(float) * (model_position_table_size(config, plan->max_length) +
+    memory.tables = sizeof(float) * (config->NH + model_position_table_size(config, plan->max_length) +
                                      model_bias_table_count(config) * config->NH * plan->max_length);
     memory.workspace = model_workspace_bytes(model);
     return memory;
@@ -455,8 +480,9 @@ static inline void model_fill_position_table(Model* model) {
     size_t length = model->plan.max_length, size = model_position_table_size(c, length);
     if (size == 0) { return; }
     model->position_table = (float*)device_malloc(size * sizeof(float));
+    if (model_learns_positions(c)) { return; }  // it is filled when the weights are there
     const PositionSettings settings = model_position_settings(c);
-    position_table(model->position_table, c->encoding, &settings, length, c->C, c->HS);
+    position_table(model->position_table, c->encoding, &settings, length, size / length);
 }
 
 // Takes the memory of a planned model. Parameters are zero until they are initialised or loaded.
@@ -474,14 +500,18 @@ static inline void model_allocate(Model* model) {
     model_fill_position_table(model);
     size_t tables = model_bias_table_count(&model->config) * model->config.NH * model->plan.max_length;
     if (tables) { model->bias_tables = (float*)device_malloc(tables * sizeof(float)); }
-    model->tables_stale = true;
+    model->tables_stale = true, model->positions = model->plan.max_length;
+    float ones[MODEL_MAX_HEADS];
+    for (size_t h = 0; h < model->config.NH; h++) { ones[h] = 1.0f; }
+    model->ones = (float*)device_malloc(model->config.NH * sizeof(float));
+    copy_to_device(model->ones, ones, model->config.NH * sizeof(float));
     model->workspace = device_malloc(model_workspace_bytes(model));
 }
 
 static inline void model_free(Model* model) {
     if ((void*)model->params != (void*)model->master) { device_free(model->params); }
-    void* memory[] = {model->master,      model->grads,          model->m,           model->v,
-                      model->activations, model->position_table, model->bias_tables, model->workspace};
+    void* memory[] = {model->master,         model->grads, model->m,           model->v,        model->activations,
+                      model->position_table, model->ones,  model->bias_tables, model->workspace};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) { device_free(memory[i]); }
     free(model->tensors);
     free(model->segments);

@@ -29,7 +29,29 @@ static inline void model_refresh_tables(Model* model) {
         bias_table_forward(model->bias_tables + i * c->NH * length, c->encoding, model_posenc_settings(c),
                            model_prior(model, i), c->NH, length);
     }
+    if (model_learns_positions(c) && model->position_table) {
+        learned_table(model->position_table, model_params(model, 0).position_embeddings, c->learned_interpolated,
+                      model->positions, c->options.learned_length, c->C);
+    }
     model->tables_stale = false;
+}
+
+// Call before a sequence of another length is read through a cache, which must be empty: interpolated positions depend
+// on it.
+static inline void model_read_length(Model* model, size_t length) {
+    assert(length <= model->plan.max_length);
+    model->tables_stale |= model->config.learned_interpolated && model->positions != length;
+    model->positions = length;
+}
+
+// What is added to the embedding at each position; NULL where that is nothing.
+static inline const float* model_added_positions(const Model* model) {
+    switch (posenc_info(model->config.encoding)->mechanism) {
+        case POSENC_ADD: return model->position_table;
+        case POSENC_LEARN:
+            return model->position_table ? model->position_table : model_params(model, 0).position_embeddings;
+        default: return NULL;
+    }
 }
 
 static inline const float* model_bias_table(const Model* model, size_t layer) {
@@ -42,13 +64,13 @@ static inline const float* model_bias_table(const Model* model, size_t layer) {
 typedef struct {
     double* at;
     size_t stride;
-} GateSums;
+} ForgetSums;
 
-static inline GateSums model_gate_sums(const Model* model, size_t layer, const Pass* pass) {
-    GateSums sums = {model_activations(model, layer).gate_sums, pass->T};
+static inline ForgetSums model_forget_sums(const Model* model, size_t layer, const Pass* pass) {
+    ForgetSums sums = {model_activations(model, layer).forget_sums, pass->T};
     if (pass->cache) {
         sums.stride = pass->cache->capacity;
-        sums.at = pass->cache->gate_sums + layer * model->config.NH * sums.stride;
+        sums.at = pass->cache->forget_sums + layer * model->config.NH * sums.stride;
     }
     return sums;
 }
@@ -58,8 +80,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     const float* bias = model_bias_table(model, layer);
-    const unsigned terms =
-        (bias ? (unsigned)TERM_DISTANCE : 0u) | (SS ? (unsigned)TERM_SCALE : 0u) | (GH > 0 ? (unsigned)TERM_KEY : 0u);
+    const ModelOptions* o = &model->config.options;
+    const unsigned terms = model_terms(model->config.encoding, SS, o) & ~(unsigned)TERM_SLOPES;
     const AttentionSizes size = {pass->B, pass->T, pass->position + pass->T, NH, NKV, HS, terms};
     AttentionInput in;
     memset(&in, 0, sizeof in);
@@ -74,11 +96,13 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
         in.kv_stride = QKV, in.kv_batch = pass->T * QKV;
     }
     in.start = a.start, in.documents = model->documents;
-    const GateSums sums = model_gate_sums(model, layer, pass);
+    const ForgetSums sums = model_forget_sums(model, layer, pass);
     in.logit.by_key = sums.at, in.logit.key_stride = sums.stride;
     in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
     in.logit.inside = model_bias_inside(&model->config);
-    in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : NULL, in.logit.log_count = a.log_count;
+    in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : model->ones, in.logit.log_count = a.log_count;
+    in.logit.cap = (float)o->softcap, in.logit.cap_approximate = o->softcap_approx;
+    in.logit.sink = SK ? model_params(model, layer).sink : NULL;
     return in;
 }
 
@@ -93,21 +117,28 @@ static inline size_t count_documents(const int* tokens, int bos, size_t B, size_
 // forward
 
 // From attention_norm to the numbers by key.
-static inline void forward_gates(const Model* model, size_t layer, const Pass* pass) {
+static inline void forward_forget(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
-    const GateSums sums = model_gate_sums(model, layer, pass);
-    forget_gates(a.gates, a.attention_norm, p.forget, p.forget_bias, pass->B * pass->T, C, NH);
-    forget_sums(sums.at, a.gates, a.start, posenc_info(model->config.encoding)->mechanism, pass->position, pass->B,
-                pass->T, NH, sums.stride);
+    const ForgetSums sums = model_forget_sums(model, layer, pass);
+    forget_gates(a.forget_gates, a.attention_norm, p.forget, p.forget_bias, pass->B * pass->T, C, NH);
+    forget_sums(sums.at, a.forget_gates, a.start, posenc_info(model->config.encoding)->mechanism, pass->position,
+                pass->B, pass->T, NH, sums.stride);
 }
 
-// From attention_norm to qkv, with q and k rotated where the encoding does that.
+// From attention_norm to qkv, with q and k normed and rotated where that is asked for.
 static inline void forward_qkv(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     matmul_forward(a.qkv, a.attention_norm, model_params(model, layer).wq, model->workspace, pass->B * pass->T, C, QKV);
+    if (QN) {
+        const size_t N = pass->B * pass->T;
+        Params p = model_params(model, layer);
+        heads_rmsnorm_forward(a.qkv, QKV, a.qk_before, a.qk_rstd, p.q_norm, N, NH, HS);
+        heads_rmsnorm_forward(a.qkv + NH * HS, QKV, a.qk_before + N * NH * HS, a.qk_rstd + N * NH, p.k_norm, N, NKV,
+                              HS);
+    }
     if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
         rotary_forward(a.qkv, model->position_table + pass->position * HS, pass->B, pass->T, NH, NKV, HS);
     }
@@ -117,6 +148,15 @@ static inline void forward_qkv(const Model* model, size_t layer, const Pass* pas
     }
 }
 
+// What wo reads: attention's output, behind its gate where it has one.
+static inline const floatX* attention_output(const Model* model, size_t layer, size_t N) {
+    MODEL_DIMENSIONS(&model->config);
+    Activations a = model_activations(model, layer);
+    if (!GA) { return a.attention; }
+    gate_forward(a.gated, a.attention, a.gate, N * C);
+    return a.gated;
+}
+
 // The block up to its feed-forward activation: everything that a backward pass through the block needs.
 static inline void forward_block(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
@@ -124,10 +164,11 @@ static inline void forward_block(const Model* model, size_t layer, const Pass* p
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
     forward_qkv(model, layer, pass);
-    if (GH > 0) { forward_gates(model, layer, pass); }
+    if (FH > 0) { forward_forget(model, layer, pass); }
     AttentionInput in = model_attention_input(model, layer, pass);
     attention_forward(a.attention, a.lse, &in, model->workspace);
-    matmul_forward(a.projection, a.attention, p.wo, model->workspace, N, C, C);
+    if (GA) { matmul_forward(a.gate, a.attention_norm, p.gate, model->workspace, N, C, C); }
+    matmul_forward(a.projection, attention_output(model, layer, N), p.wo, model->workspace, N, C, C);
     residual_rmsnorm_forward(a.residual_mid, a.ffn_norm, a.ffn_rstd, a.residual, a.projection, p.ffn_norm, N, C);
     matmul_forward(a.gate_up, a.ffn_norm, p.w1, model->workspace, N, C, 2 * F);
     swiglu_forward(a.swiglu, a.gate_up, N, F);
@@ -155,16 +196,19 @@ static inline void forward_pass(Model* model, const int* tokens, const Pass* pas
     const size_t N = pass->B * pass->T;
     assert(N <= model->plan.B * model->plan.T && pass->position + pass->T <= model->plan.max_length);
     model->B = pass->B, model->T = pass->T;
-    model->documents = pass->cache ? 0 : count_documents(tokens, model->config.bos, pass->B, pass->T);
+    const RowRule rule = model_row_rule(&model->config.options);
+    const bool whole_documents = !pass->cache && rule.window == 0;
+    model->documents = whole_documents ? count_documents(tokens, model->config.bos, pass->B, pass->T) : 0;
     model_refresh_tables(model);
     Activations a = model_activations(model, 0);
     Params p = model_params(model, 0);
     copy_to_device(a.tokens, tokens, N * sizeof(int));
     document_starts(a.start, a.log_count, a.tokens, model->config.bos, pass->position,
                     pass->cache ? pass->cache->document_start : 0, pass->B, pass->T);
-    bool add = posenc_info(model->config.encoding)->mechanism == POSENC_ADD;
-    embedding_forward(a.residual, a.tokens, p.tok_embeddings, add ? model->position_table + pass->position * C : NULL,
-                      pass->B, pass->T, C);
+    if (rule.window || rule.from > 0) { limit_rows(a.start, a.log_count, rule, pass->position, pass->B, pass->T); }
+    const float* added = model_added_positions(model);
+    embedding_forward(a.residual, a.tokens, p.tok_embeddings, added ? added + pass->position * C : NULL, pass->B,
+                      pass->T, C);
     rmsnorm_forward(a.attention_norm, a.attention_rstd, a.residual, p.attention_norm, N, C);
     for (size_t layer = 0; layer < L; layer++) {
         forward_block(model, layer, pass);
@@ -186,7 +230,7 @@ static inline void model_losses(Model* model, const int* targets, size_t slot) {
     Activations a = model_activations(model, 0);
     copy_to_device(a.targets, targets, N * sizeof(int));
     cross_entropy_head(a.losses + slot * N, NULL, NULL, a.final_norm, model_params(model, 0).output, a.targets, 0.0f,
-                       model->workspace, N, c->C, c->V);
+                       model_final_cap(c), model->workspace, N, c->C, c->V);
 }
 
 // Mean loss over slots 0 .. slots-1, each of the last pass's rows.
@@ -201,25 +245,27 @@ static inline void model_logits(const Model* model, float* logits, size_t row) {
     Activations a = model_activations(model, 0);
     matmul_forward(a.logits, a.final_norm + row * c->C, model_params(model, 0).output, model->workspace, 1, c->C, c->V);
     copy_floats_to_host(logits, a.logits, c->V);
+    const float cap = model_final_cap(c);
+    for (size_t i = 0; cap != 0 && i < c->V; i++) { logits[i] = cap * tanhf(logits[i] / cap); }
 }
 
 // ----------------------------------------------------------------------------
 // key/value cache
 
 static inline size_t kv_cache_bytes(const ModelConfig* c, size_t capacity) {
-    const size_t gates = model_has_gates(c) ? c->NH * sizeof(double) : 0;
+    const size_t gates = model_has_forget_gates(c) ? c->NH * sizeof(double) : 0;
     return c->L * capacity * (2 * c->NKV * c->HS * sizeof(floatX) + gates);
 }
 
 static inline KVCache kv_cache_create(const ModelConfig* c, size_t capacity) {
-    const size_t gates = model_has_gates(c) ? c->L * c->NH * capacity * sizeof(double) : 0;
+    const size_t gates = model_has_forget_gates(c) ? c->L * c->NH * capacity * sizeof(double) : 0;
     KVCache cache = {(floatX*)device_malloc(kv_cache_bytes(c, capacity) - gates), capacity, 0, 0, NULL};
-    if (gates > 0) { cache.gate_sums = (double*)device_malloc(gates); }
+    if (gates > 0) { cache.forget_sums = (double*)device_malloc(gates); }
     return cache;
 }
 
 static inline void kv_cache_free(KVCache* cache) {
-    device_free(cache->entries), device_free(cache->gate_sums);
+    device_free(cache->entries), device_free(cache->forget_sums);
     memset(cache, 0, sizeof *cache);
 }
 
@@ -254,15 +300,15 @@ static inline void backward_ffn(const Model* model, size_t layer, size_t N) {
 }
 
 // From the gradient of the numbers by key: adds to d_norm. The gates are used up.
-static inline void backward_gates(const Model* model, size_t layer, const Pass* pass) {
+static inline void backward_forget(const Model* model, size_t layer, const Pass* pass) {
     MODEL_DIMENSIONS(&model->config);
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
     Gradients g = model_gradients(model, layer);
-    forget_sums_backward(a.gates, a.d_gate_sums, a.gates, a.start, posenc_info(model->config.encoding)->mechanism,
-                         pass->B, pass->T, NH);
-    forget_gates_backward(a.d_norm, g.forget, g.forget_bias, a.gates, a.attention_norm, p.forget, model->workspace,
-                          pass->B * pass->T, C, NH);
+    forget_sums_backward(a.forget_gates, a.d_forget_sums, a.forget_gates, a.start,
+                         posenc_info(model->config.encoding)->mechanism, pass->B, pass->T, NH);
+    forget_gates_backward(a.d_norm, g.forget, g.forget_bias, a.forget_gates, a.attention_norm, p.forget,
+                          model->workspace, pass->B * pass->T, C, NH);
 }
 
 // d_residual: from the gradient of the block's middle to that of its input.
@@ -273,14 +319,16 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     Params p = model_params(model, layer);
     Gradients g = model_gradients(model, layer);
     floatX* d_qkv = a.d_wide;
-    matmul_backward(a.d_norm, g.wo, a.d_residual, a.attention, p.wo, model->workspace, N, C, C);
+    matmul_backward(a.d_norm, g.wo, a.d_residual, attention_output(model, layer, N), p.wo, model->workspace, N, C, C);
+    if (GA) { gate_backward(a.d_norm, a.gate, a.d_norm, a.attention, a.gate, N * C); }
     AttentionInput in = model_attention_input(model, layer, pass);
     const size_t table = in.logit.distance_stride;
     if (attention_has(&in, TERM_DISTANCE)) { device_zero(a.d_bias, NH * table * sizeof(float)); }  // 0 beyond T
     AttentionGradients d;
     memset(&d, 0, sizeof d);
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
-    d.dby_distance = a.d_bias, d.dseq_scale = g.seq_scale, d.dby_key = a.d_gate_sums;
+    d.dby_distance = a.d_bias, d.dseq_scale = SS ? g.seq_scale : a.d_row_scale, d.dsink = g.sink;
+    d.dby_key = a.d_forget_sums;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     if (posenc_params(model->config.encoding) > 0) {
         float* d_prior = model_global_prior(&model->config) ? g.global_prior : g.prior;
@@ -290,10 +338,20 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     if (posenc_info(model->config.encoding)->mechanism == POSENC_ROTATE) {
         rotary_backward(d_qkv, model->position_table, pass->B, pass->T, NH, NKV, HS);
     }
+    if (QN) {
+        heads_rmsnorm_backward(d_qkv, QKV, g.q_norm, a.qk_before, a.qk_rstd, p.q_norm, model->workspace, N, NH, HS);
+        heads_rmsnorm_backward(d_qkv + NH * HS, QKV, g.k_norm, a.qk_before + N * NH * HS, a.qk_rstd + N * NH, p.k_norm,
+                               model->workspace, N, NKV, HS);
+    }
     matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);
-    if (GH > 0) { backward_gates(model, layer, pass); }
+    if (FH > 0) { backward_forget(model, layer, pass); }
     rmsnorm_backward(a.d_residual, g.attention_norm, a.d_norm, a.residual, p.attention_norm, a.attention_rstd,
                      model->workspace, N, C);
+    if (GA) {  // the norm's gradient is linear in that of its output, so the gate's part is added by itself
+        matmul_backward(a.d_norm, g.gate, a.gate, a.attention_norm, p.gate, model->workspace, N, C, C);
+        rmsnorm_backward(a.d_residual, g.attention_norm, a.d_norm, a.residual, p.attention_norm, a.attention_rstd,
+                         model->workspace, N, C);
+    }
 }
 
 static inline void segment_ready(Model* model, size_t segment) {
@@ -311,7 +369,7 @@ static inline void model_backward(Model* model, const int* targets, float scale,
     Gradients g = model_gradients(model, 0);
     copy_to_device(a.targets, targets, N * sizeof(int));
     cross_entropy_head(a.losses + slot * N, a.d_norm, g.output, a.final_norm, p.output, a.targets, scale,
-                       model->workspace, N, C, V);
+                       model_final_cap(&model->config), model->workspace, N, C, V);
     segment_ready(model, SEGMENT_OUTPUT);
     device_zero(a.d_residual, N * C * sizeof(floatX));
     rmsnorm_backward(a.d_residual, g.norm, a.d_norm, a.residual_final, p.norm, a.final_rstd, model->workspace, N, C);
@@ -326,6 +384,9 @@ static inline void model_backward(Model* model, const int* targets, float scale,
         backward_attention(model, layer, &pass);
         segment_ready(model, SEGMENT_LAYERS + 2 * layer);
         segment_ready(model, SEGMENT_LAYERS + 2 * layer + 1);
+    }
+    if (model_learns_positions(&model->config)) {
+        learned_backward(g.position_embeddings, a.d_residual, pass.B, pass.T, C);
     }
     segment_ready(model, SEGMENT_VECTORS);
     embedding_backward(g.tok_embeddings, a.d_residual, a.tokens, model->workspace, N, C, V);
@@ -398,7 +459,7 @@ static inline void model_update(Model* model, const UpdateSettings* settings) {
             first = last + 1;
         }
     }
-    model->tables_stale |= posenc_params(model->config.encoding) > 0;
+    model->tables_stale |= posenc_params(model->config.encoding) > 0 || model_learns_positions(&model->config);
 }
 
 // Call after writing the tensors that this many updates led to: what is derived from them is as those updates left it,

@@ -44,6 +44,10 @@ size_t embedding_workspace(size_t N, size_t V);  // bytes
 void document_starts(int* start, float* log_count, const int* tokens, int bos, size_t position, int first_start,
                      size_t B, size_t T);
 
+// From these to what queries see under a rule: start moves to the window's first key, and log_count becomes
+// row_scale_of() of the number of keys that are left. In place, both [B,T].
+void limit_rows(int* start, float* log_count, RowRule rule, size_t position, size_t B, size_t T);
+
 // ----------------------------------------------------------------------------
 // copy.c
 
@@ -69,6 +73,17 @@ void rmsnorm_backward(floatX* dinp, float* dweight, const floatX* dout, const fl
                       const float* rstd, void* workspace, size_t N, size_t C);
 size_t rmsnorm_workspace(size_t N, size_t C);  // bytes
 
+// The norm of each head of x in place, all heads with weight[HS]: head h of row n is x + n*stride + h*HS (Dehghani et
+// al. 2023; Henry et al. 2020). before[N,heads*HS] receives the heads as they were, rstd[N,heads] their factors; both
+// are overwritten.
+void heads_rmsnorm_forward(floatX* x, size_t stride, floatX* before, float* rstd, const float* weight, size_t N,
+                           size_t heads, size_t HS);
+
+// dx, laid out as x, from the gradient of the normed heads to that of the heads before, in place; dweight[HS] +=.
+// HS at most 128.
+void heads_rmsnorm_backward(floatX* dx, size_t stride, float* dweight, const floatX* before, const float* rstd,
+                            const float* weight, void* workspace, size_t N, size_t heads, size_t HS);
+
 // ----------------------------------------------------------------------------
 // matmul.c
 
@@ -93,16 +108,29 @@ void swiglu_forward(floatX* out, const floatX* gate_up, size_t N, size_t F);
 void swiglu_backward(floatX* dgate_up, const floatX* dout, const floatX* gate_up, size_t N, size_t F);
 
 // ----------------------------------------------------------------------------
+// gate.c: a gate on attention's output (Qiu et al. 2025)
+
+// out[n] = inp[n] * sigmoid(gate[n]) for n < count. Overwrites.
+void gate_forward(floatX* out, const floatX* inp, const floatX* gate, size_t count);
+
+// dinp[n] from dout[n], overwritten, and dgate[n] likewise. dinp may alias dout, dgate may alias gate.
+void gate_backward(floatX* dinp, floatX* dgate, const floatX* dout, const floatX* inp, const floatX* gate,
+                   size_t count);
+
+// ----------------------------------------------------------------------------
 // posenc.c: loops over the formulas of posenc.h
 
-// table[T,C]: what a POSENC_ADD encoding adds to the embedding at positions 0..T-1. Overwrites.
-void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t C);
+// table[T,width]: what an encoding that adds to the embedding adds at positions 0..T-1, width = C, or cosine and sine
+// of every rotation angle there, [T,HS/2,2], width = HS. Overwrites.
+void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t width);
 
-// table[T,HS/2,2]: cosine and sine of every rotation angle at positions 0..T-1. Overwrites.
-void rotary_table(float* table, double theta, size_t T, size_t HS);
+// table[T,C]: what a sequence of T positions reads of the trained rows learned[rows,C], beyond them the last row or
+// interpolated, as learned_row() of posenc.h says. Overwrites.
+void learned_table(float* table, const float* learned, bool interpolated, size_t T, size_t rows, size_t C);
 
-// The table of an encoding that adds to the embedding (the first of the two above) or rotates (the second).
-void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t C, size_t HS);
+// dlearned[T,C] += sum over b of dout[B,T,C]: the gradient of the rows that T positions read. Accumulates, in the order
+// of b.
+void learned_backward(float* dlearned, const floatX* dout, size_t B, size_t T, size_t C);
 
 // Turns each pair (2m, 2m+1) of every query and key head of qkv[B,T,(NH+2*NKV)*HS] by its angle at
 // position t, in place: (x, y) -> (x cos - y sin, x sin + y cos). Values are left alone.
@@ -131,8 +159,9 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, Posen
 void forget_gates(float* gates, const floatX* inp, const float* weight, const float* bias, size_t N, size_t C,
                   size_t NH);
 
-// sums[B,NH,stride], entries position .. position + T - 1, from gates[B,T,NH] and start[B,T] (document_starts) of the
-// tokens there; the entry before them is read, for documents that began earlier. Overwrites those entries.
+// sums[B,NH,stride], entries position .. position + T - 1, from gates[B,T,NH] and start[B,T] of the tokens there; the
+// entry before them is read, for documents that began earlier. Sums begin anew where a token is the first that it sees
+// itself, also behind a window. Overwrites those entries.
 void forget_sums(double* sums, const float* gates, const int* start, PosencMechanism kind, size_t position, size_t B,
                  size_t T, size_t NH, size_t stride);
 
@@ -148,11 +177,12 @@ size_t forget_workspace(size_t N, size_t C, size_t NH);  // bytes
 // ----------------------------------------------------------------------------
 // cross_entropy.c: output head and loss, in chunks of rows so that N x V logits never exist at once
 
-// losses[N] = -ln softmax(inp[N,C] * weight[V,C]^T)[n, targets[n]], overwritten. Only rows 0..V-1 of the
+// losses[N] = -ln softmax(z)[n, targets[n]], overwritten, of the logits z = inp[N,C] * weight[V,C]^T, or, where cap is
+// not 0, cap tanh(z / cap) of them (Gemma 2). Only rows 0..V-1 of the
 // vocabulary take part; weight and dweight have Vp >= V rows in memory and rows V.. stay untouched.
 // With gradients (dinp not NULL): dinp[N,C] = dloss * d(sum of losses)/d(inp) (overwrites), dweight +=.
 void cross_entropy_head(float* losses, floatX* dinp, float* dweight, const floatX* inp, const floatX* weight,
-                        const int* targets, float dloss, void* workspace, size_t N, size_t C, size_t V);
+                        const int* targets, float dloss, float cap, void* workspace, size_t N, size_t C, size_t V);
 size_t cross_entropy_workspace(size_t N, size_t C, size_t V);  // bytes
 
 // sum of x[0..n), in double and in a fixed order; waits for the device and returns the result to the host.

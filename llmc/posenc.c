@@ -3,30 +3,32 @@ Positional tables and the rotation: loops over the formulas of posenc.h. CPU ver
 */
 #include "backend.h"
 
-void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t C) {
+void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t width) {
+    const PosencMechanism mechanism = posenc_info(kind)->mechanism;
 #pragma omp parallel for schedule(static)
     for (size_t t = 0; t < T; t++) {
-        for (size_t c = 0; c < C; c++) { table[t * C + c] = sinusoidal_value(t, c, C, theta, vaswani); }
+        float* row = table + t * width;
+        for (size_t m = 0; m < width / 2; m++) { position_pair(row + 2 * m, mechanism, settings, t, m, width); }
     }
 }
 
-void rotary_table(float* table, double theta, size_t T, size_t HS) {
+void learned_table(float* table, const float* learned, bool interpolated, size_t T, size_t rows, size_t C) {
 #pragma omp parallel for schedule(static)
     for (size_t t = 0; t < T; t++) {
-        float* row = table + t * HS;
-        for (size_t m = 0; m < HS / 2; m++) {
-            double angle = rotary_angle(t, m, HS, theta);
-            row[2 * m] = (float)cos(angle);
-            row[2 * m + 1] = (float)sin(angle);
+        const double row = learned_row(t, rows, T, interpolated);
+        for (size_t c = 0; c < C; c++) { table[t * C + c] = learned_value(learned, row, rows, c, C); }
+    }
+}
+
+void learned_backward(float* dlearned, const floatX* dout, size_t B, size_t T, size_t C) {
+#pragma omp parallel for schedule(static)
+    for (size_t t = 0; t < T; t++) {
+        float* row = dlearned + t * C;
+        for (size_t b = 0; b < B; b++) {
+            const floatX* dout_row = dout + (b * T + t) * C;
+#pragma omp simd
+            for (size_t c = 0; c < C; c++) { row[c] += dout_row[c]; }
         }
-    }
-}
-
-void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t C, size_t HS) {
-    switch (posenc_info(kind)->mechanism) {
-        case POSENC_ADD: sinusoidal_table(table, settings->sinusoidal_theta, settings->sinusoidal_vaswani, T, C); break;
-        case POSENC_ROTATE: rotary_table(table, settings->rotary_theta, T, HS); break;
-        default: break;
     }
 }
 

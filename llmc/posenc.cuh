@@ -10,38 +10,56 @@ Positional tables and the rotation: loops over the formulas of posenc.h. CUDA ve
 // ----------------------------------------------------------------------------
 // tables
 
-__global__ void sinusoidal_table_kernel(float* table, double theta, bool vaswani, size_t C) {
-    const size_t t = blockIdx.x, c = row_column(1);
-    if (c < C) { table[t * C + c] = sinusoidal_value(t, c, C, theta, vaswani); }
-}
-
-void sinusoidal_table(float* table, double theta, bool vaswani, size_t T, size_t C) {
-    const RowLaunch launch = row_launch(T, C);
-    LAUNCH(sinusoidal_table_kernel, launch.grid, launch.threads, 0, main_stream, table, theta, vaswani, C);
-    cudaCheck(cudaGetLastError());
-}
-
-__global__ void rotary_table_kernel(float* table, double theta, size_t HS) {
+__global__ void position_table_kernel(float* table, PosencMechanism mechanism, PositionSettings settings,
+                                      size_t width) {
     const size_t t = blockIdx.x, m = row_column(1);
-    if (m >= HS / 2) { return; }
-    const double angle = rotary_angle(t, m, HS, theta);
-    table[t * HS + 2 * m] = (float)cos(angle);
-    table[t * HS + 2 * m + 1] = (float)sin(angle);
+    if (m < width / 2) { position_pair(table + t * width + 2 * m, mechanism, &settings, t, m, width); }
 }
 
-void rotary_table(float* table, double theta, size_t T, size_t HS) {
-    const RowLaunch launch = row_launch(T, HS / 2);
-    LAUNCH(rotary_table_kernel, launch.grid, launch.threads, 0, main_stream, table, theta, HS);
+void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t width) {
+    const RowLaunch launch = row_launch(T, width / 2);
+    LAUNCH(position_table_kernel, launch.grid, launch.threads, 0, main_stream, table, posenc_info(kind)->mechanism,
+           *settings, width);
     cudaCheck(cudaGetLastError());
 }
 
-void position_table(float* table, PosKind kind, const PositionSettings* settings, size_t T, size_t C, size_t HS) {
-    switch (posenc_info(kind)->mechanism) {
-        case POSENC_ADD: sinusoidal_table(table, settings->sinusoidal_theta, settings->sinusoidal_vaswani, T, C); break;
-        case POSENC_ROTATE: rotary_table(table, settings->rotary_theta, T, HS); break;
-        default: break;
-    }
+__global__ void learned_table_kernel(float* table, const float* learned, bool interpolated, size_t T, size_t rows,
+                                     size_t C) {
+    const size_t t = blockIdx.x, c = row_column(1);
+    if (c < C) { table[t * C + c] = learned_value(learned, learned_row(t, rows, T, interpolated), rows, c, C); }
 }
+
+void learned_table(float* table, const float* learned, bool interpolated, size_t T, size_t rows, size_t C) {
+    const RowLaunch launch = row_launch(T, C);
+    LAUNCH(learned_table_kernel, launch.grid, launch.threads, 0, main_stream, table, learned, interpolated, T, rows, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// One thread adds the sequences of its channels, in their order.
+template <int W>
+__global__ void learned_backward_kernel(float* dlearned, const floatX* dout, size_t B, size_t T, size_t C) {
+    const size_t t = blockIdx.x, c = row_column(W);
+    if (c >= C) { return; }
+    float sum[W];
+    load(sum, dlearned + t * C + c);
+    for (size_t b = 0; b < B; b++) {
+        float dy[W];
+        load(dy, dout + (b * T + t) * C + c);
+#pragma unroll
+        for (int i = 0; i < W; i++) { sum[i] += dy[i]; }
+    }
+    store(dlearned + t * C + c, sum);
+}
+
+void learned_backward(float* dlearned, const floatX* dout, size_t B, size_t T, size_t C) {
+    const bool wide = aligned((uintptr_t)dlearned | (uintptr_t)dout | C * sizeof(floatX));
+    const RowLaunch launch = row_launch(T, wide ? C / WIDE : C);
+    LAUNCH_WIDTH(wide, learned_backward_kernel, launch.grid, launch.threads, 0, main_stream, dlearned, dout, B, T, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ----------------------------------------------------------------------------
+// relative biases
 
 // What a head learned, in double, is put where the block's threads share it.
 static_assert(POSENC_ALL_ROWS * sizeof(double) <= 48 << 10, "an encoding's numbers of a head fit into shared memory");

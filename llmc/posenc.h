@@ -43,13 +43,6 @@ typedef struct {
 #define POSENC_DEFAULT_SETTINGS \
     { 128, false, 512 }
 
-// What they say of what is added to the embedding and of rotations.
-typedef struct {
-    double rotary_theta;      // base of the rotation's wavelengths
-    double sinusoidal_theta;  // base of the sinusoids' wavelengths
-    bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
-} PositionSettings;
-
 // The head whose bias it is.
 typedef struct {
     size_t h, NH;
@@ -62,9 +55,10 @@ typedef struct {
     size_t first, end;
 } PosencReach;
 
-// What an encoding does before attention: nothing, add to the token embedding, rotate q and k, or project the block's
-// input to a gate for each head, whose -ln sigmoid or softplus attention is given cumulated (ops.h, forget.c).
-typedef enum { POSENC_NONE, POSENC_ADD, POSENC_ROTATE, POSENC_FORGET, POSENC_SOFTPLUS } PosencMechanism;
+// What an encoding does before attention: nothing, add to the token embedding (what is computed, or what is learned),
+// rotate q and k, or project the block's input to a gate for each head, whose -ln sigmoid or softplus attention is
+// given cumulated (ops.h, forget.c).
+typedef enum { POSENC_NONE, POSENC_ADD, POSENC_LEARN, POSENC_ROTATE, POSENC_FORGET, POSENC_SOFTPLUS } PosencMechanism;
 
 // ----------------------------------------------------------------------------
 // gates: what one token adds to the cumulative sums, ln(1 + e^-x) = -ln sigmoid(x) or ln(1 + e^x)
@@ -90,10 +84,25 @@ HOST_DEVICE float sinusoidal_value(size_t position, size_t c, size_t C, double t
 }
 
 // ----------------------------------------------------------------------------
-// rotary: pair (2m, 2m+1) of q and k turns by angle position * theta^(-2m/HS) (Su et al. 2021, eq. 34)
+// rotary: pair (2m, 2m+1) of q and k turns by an angle (Su et al. 2021)
 
-HOST_DEVICE double rotary_angle(size_t position, size_t m, size_t HS, double theta) {
-    return (double)position * pow(theta, -2.0 * (double)m / (double)HS);
+#include "posenc_rope.h"
+
+// ----------------------------------------------------------------------------
+// learned: a row of a trained table is added to the token embedding (Radford et al. 2019, GPT-2)
+
+// The row that a position reads, as a real number: its own within the table; beyond it the last one, or, interpolated,
+// the whole sequence of `length` positions is laid over the table (as Chen et al. 2023 do with rotations).
+HOST_DEVICE double learned_row(size_t position, size_t rows, size_t length, bool interpolated) {
+    if (interpolated && length > rows) { return (double)position * ((double)(rows - 1) / (double)(length - 1)); }
+    return (double)(position < rows ? position : rows - 1);
+}
+
+// Channel c of what it reads, linear between two rows.
+HOST_DEVICE float learned_value(const float* table, double row, size_t rows, size_t c, size_t C) {
+    const size_t before = (size_t)row, after = before + 1 < rows ? before + 1 : before;
+    const double x = (double)table[before * C + c], share = row - (double)before;
+    return (float)(x + share * ((double)table[after * C + c] - x));
 }
 
 // ----------------------------------------------------------------------------
@@ -212,6 +221,7 @@ theta[0], theta[1], ... in the order of POSENC_TENSORS:
 #define POSENC_LIST(X)                                                                                               \
     X(NOPE, nope, POSENC_NONE, 0, false, no_value, no_derivative, everywhere, initial_by_word)                       \
     X(SINUSOIDAL, sinusoidal, POSENC_ADD, 0, false, no_value, no_derivative, everywhere, initial_by_word)            \
+    X(LEARNED, learned, POSENC_LEARN, 0, false, no_value, no_derivative, everywhere, initial_by_word)                \
     X(ROTARY, rotary, POSENC_ROTATE, 0, false, no_value, no_derivative, everywhere, initial_by_word)                 \
     X(ALIBI, alibi, POSENC_NONE, TERM_DISTANCE | TERM_SLOPES, false, alibi_value, no_derivative, everywhere,         \
       initial_by_word)                                                                                               \
@@ -261,7 +271,7 @@ to both.
     X(T5, t5_bias, T5_BUCKETS, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL,                               \
       "T5's biases by bucket of distances")                                                                           \
     X(TABLE, table_bias, TABLE_LENGTH, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL, "biases by distance") \
-    X(FIRE, fire_scale, 1, POSENC_SHARED, true, "-2.302585", "number", 20, NULL, "logarithm of c of fire")   \
+    X(FIRE, fire_scale, 1, POSENC_SHARED, true, "-2.302585", "number", 20, NULL, "logarithm of c of fire")            \
     X(FIRE, fire_hidden, FIRE_UNITS, POSENC_SHARED, true, "uniform", "number uniform sampled", 1e6, NULL,             \
       "hidden weights of fire")                                                                                       \
     X(FIRE, fire_hidden_bias, FIRE_UNITS, POSENC_SHARED, true, "uniform", "number uniform sampled", 1e6, NULL,        \
@@ -412,6 +422,28 @@ static inline PosencOptions posenc_default_options(void) {
 }
 
 // ----------------------------------------------------------------------------
+// the table of positions of any encoding that is computed
+
+// What is added to the embedding and how q and k are rotated.
+typedef struct {
+    double sinusoidal_theta;  // base of the sinusoids' wavelengths
+    bool sinusoidal_vaswani;  // both sine and cosine at exponent 2i/C; else as published with BAM
+    Rotation rotation;
+} PositionSettings;
+
+// Entries 2m and 2m + 1 of the table's row of `width` numbers: two channels of what is added to the embedding, or
+// cosine and sine of a rotation.
+HOST_DEVICE void position_pair(float* pair, PosencMechanism mechanism, const PositionSettings* s, size_t position,
+                               size_t m, size_t width) {
+    if (mechanism == POSENC_ROTATE) {
+        rope_pair(pair, &s->rotation, position, m);
+    } else {
+        pair[0] = sinusoidal_value(position, 2 * m, width, s->sinusoidal_theta, s->sinusoidal_vaswani);
+        pair[1] = sinusoidal_value(position, 2 * m + 1, width, s->sinusoidal_theta, s->sinusoidal_vaswani);
+    }
+}
+
+// ----------------------------------------------------------------------------
 // the relative bias of any encoding
 
 // Attention multiplies P by the row scale and by log2(e), so P stays this far inside fp32.
@@ -489,5 +521,27 @@ static inline double posenc_initial(const PosencOptions* options, int tensor, si
 // g_i = s_h ln(n_i), n_i the number of keys it sees; with the bias inside, so is the bias.
 
 HOST_DEVICE float ssmax_log_count(size_t visible_keys) { return (float)log((double)visible_keys); }
+
+// ----------------------------------------------------------------------------
+// what a query sees
+
+typedef struct {
+    size_t window;       // at most this many keys, the last ones (Beltagy et al. 2020); 0: the whole document
+    double from, slope;  // g = 1 + slope ln(max(1, n / from)), of n visible keys, in place of ln n; from 0: no
+} RowRule;
+
+// The first visible key of the query at `position`, whose document begins at `start`.
+HOST_DEVICE int window_start(RowRule rule, size_t position, int start) {
+    const long long first = rule.window ? (long long)position + 1 - (long long)rule.window : 0;
+    return first > start ? (int)first : start;
+}
+
+// What the logits of a query that sees so many keys are multiplied by, besides a learned scale: a temperature that
+// falls with the length (Su 2021, "entropy invariance"; Qwen, Llama 4).
+HOST_DEVICE float row_scale_of(RowRule rule, size_t visible_keys) {
+    if (rule.from == 0) { return ssmax_log_count(visible_keys); }
+    const double ratio = (double)visible_keys / rule.from;
+    return (float)(1.0 + rule.slope * (ratio > 1 ? log(ratio) : 0.0));
+}
 
 #endif

@@ -1,5 +1,5 @@
 /*
-RMSNorm, alone and after a residual addition. CPU version; contract in ops.h.
+RMSNorm, alone, after a residual addition, and of heads. CPU version; contract in ops.h.
 With s = 1 / sqrt(mean(x^2) + eps): y_i = x_i s w_i and
 dx_i = s (w_i dy_i - x_i s^2 / C sum_j w_j dy_j x_j), dw_i = sum over rows of dy_i x_i s.
 */
@@ -67,6 +67,15 @@ static void add(float* out, const float* x, size_t n) {
 
 static size_t block_count(size_t N) { return (N + BLOCK_ROWS - 1) / BLOCK_ROWS; }
 
+// dweight[C] += the sum of partial[blocks,C] over the blocks.
+static void add_blocks(float* dweight, const float* partial, size_t blocks, size_t C) {
+#pragma omp parallel for schedule(static)
+    for (size_t first = 0; first < C; first += BLOCK_COLUMNS) {
+        size_t count = C - first < BLOCK_COLUMNS ? C - first : BLOCK_COLUMNS;
+        for (size_t block = 0; block < blocks; block++) { add(dweight + first, partial + block * C + first, count); }
+    }
+}
+
 void rmsnorm_backward(floatX* dinp, float* dweight, const floatX* dout, const floatX* inp, const float* weight,
                       const float* rstd, void* workspace, size_t N, size_t C) {
     float* partial = (float*)workspace;  // [blocks,C]
@@ -80,11 +89,39 @@ void rmsnorm_backward(floatX* dinp, float* dweight, const floatX* dout, const fl
             backward_row(dinp + n * C, sum, dout + n * C, inp + n * C, weight, rstd[n], C);
         }
     }
-#pragma omp parallel for schedule(static)
-    for (size_t first = 0; first < C; first += BLOCK_COLUMNS) {
-        size_t count = C - first < BLOCK_COLUMNS ? C - first : BLOCK_COLUMNS;
-        for (size_t block = 0; block < blocks; block++) { add(dweight + first, partial + block * C + first, count); }
-    }
+    add_blocks(dweight, partial, blocks, C);
 }
 
 size_t rmsnorm_workspace(size_t N, size_t C) { return block_count(N) * C * sizeof(float); }
+
+void heads_rmsnorm_forward(floatX* x, size_t stride, floatX* before, float* rstd, const float* weight, size_t N,
+                           size_t heads, size_t HS) {
+#pragma omp parallel for schedule(static)
+    for (size_t n = 0; n < N; n++) {
+        memcpy(before + n * heads * HS, x + n * stride, heads * HS * sizeof(floatX));
+        for (size_t h = n * heads; h < (n + 1) * heads; h++) {
+            rstd[h] = reciprocal_rms(before + h * HS, HS);
+            normalize_row(x + n * stride + h % heads * HS, before + h * HS, weight, rstd[h], HS);
+        }
+    }
+}
+
+void heads_rmsnorm_backward(floatX* dx, size_t stride, float* dweight, const floatX* before, const float* rstd,
+                            const float* weight, void* workspace, size_t N, size_t heads, size_t HS) {
+    enum { MAX_HEAD = 128 };
+    assert(HS <= MAX_HEAD);
+    float* partial = (float*)workspace;  // [blocks,HS]
+    size_t blocks = block_count(N);
+#pragma omp parallel for schedule(static)
+    for (size_t block = 0; block < blocks; block++) {
+        float* sum = partial + block * HS;
+        memset(sum, 0, HS * sizeof(float));
+        size_t end = (block + 1) * BLOCK_ROWS < N ? (block + 1) * BLOCK_ROWS : N;
+        for (size_t h = block * BLOCK_ROWS * heads; h < end * heads; h++) {
+            floatX *d = dx + h / heads * stride + h % heads * HS, dhead[MAX_HEAD] = {0};
+            backward_row(dhead, sum, d, before + h * HS, weight, rstd[h], HS);
+            memcpy(d, dhead, HS * sizeof(floatX));
+        }
+    }
+    add_blocks(dweight, partial, blocks, HS);
+}

@@ -1,5 +1,5 @@
 /*
-RMSNorm, alone and after a residual addition. CUDA version; contract in ops.h, formulas in rmsnorm.c.
+RMSNorm, alone, after a residual addition, and of heads. CUDA version; contract in ops.h, formulas in rmsnorm.c.
 */
 #ifndef RMSNORM_CUH
 #define RMSNORM_CUH
@@ -199,6 +199,92 @@ void rmsnorm_backward(floatX* dinp, float* dweight, const floatX* dout, const fl
                  dinp, partial, dout, inp, weight, rstd, N, C);
     LAUNCH(add_rows_kernel, (unsigned)ceil_div(C, RMSNORM_SUM_COLUMNS), 32 * RMSNORM_SUM_WARPS, 0, main_stream, dweight,
            partial, blocks, C);
+    cudaCheck(cudaGetLastError());
+}
+
+// ----------------------------------------------------------------------------
+// heads
+
+// One warp per head of at most 128 channels: channel lane + 32 i in its i-th register.
+constexpr unsigned HEAD_WARPS = 8, HEAD_REGISTERS = 4;
+
+__global__ void heads_rmsnorm_forward_kernel(floatX* x, size_t stride, floatX* before, float* rstd, const float* weight,
+                                             size_t N, size_t heads, size_t HS) {
+    const size_t head = (size_t)blockIdx.x * HEAD_WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (head >= N * heads) { return; }
+    floatX* row = x + head / heads * stride + head % heads * HS;
+    float value[HEAD_REGISTERS], sum = 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < HEAD_REGISTERS; i++) {
+        const size_t c = lane + 32 * i;
+        value[i] = c < HS ? (float)row[c] : 0.0f;
+        if (c < HS) { before[head * HS + c] = row[c]; }
+        sum += value[i] * value[i];
+    }
+    const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)HS + RMSNORM_EPSILON);
+    if (lane == 0) { rstd[head] = scale; }
+#pragma unroll
+    for (unsigned i = 0; i < HEAD_REGISTERS; i++) {
+        const size_t c = lane + 32 * i;
+        if (c < HS) { row[c] = (floatX)(value[i] * scale * weight[c]); }
+    }
+}
+
+void heads_rmsnorm_forward(floatX* x, size_t stride, floatX* before, float* rstd, const float* weight, size_t N,
+                           size_t heads, size_t HS) {
+    LAUNCH(heads_rmsnorm_forward_kernel, (unsigned)ceil_div(N * heads, HEAD_WARPS), 32 * HEAD_WARPS, 0, main_stream, x,
+           stride, before, rstd, weight, N, heads, HS);
+    cudaCheck(cudaGetLastError());
+}
+
+// Warps go through the heads in strides; each sums its part of the weight's gradient in registers, the block its warps'
+// in order.
+__global__ void heads_rmsnorm_backward_kernel(floatX* dx, size_t stride, float* partial, const floatX* before,
+                                              const float* rstd, const float* weight, size_t N, size_t heads,
+                                              size_t HS) {
+    SHARED(float, sums, [HEAD_WARPS][32 * HEAD_REGISTERS]);
+    const size_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float dweight[HEAD_REGISTERS] = {0.0f};
+    for (size_t head = (size_t)blockIdx.x * HEAD_WARPS + warp; head < N * heads;
+         head += (size_t)gridDim.x * HEAD_WARPS) {
+        floatX* row = dx + head / heads * stride + head % heads * HS;
+        const float scale = rstd[head];
+        float value[HEAD_REGISTERS], weighted[HEAD_REGISTERS], dot = 0.0f;
+#pragma unroll
+        for (unsigned i = 0; i < HEAD_REGISTERS; i++) {
+            const size_t c = lane + 32 * i;
+            const float dy = c < HS ? (float)row[c] : 0.0f;
+            value[i] = c < HS ? (float)before[head * HS + c] : 0.0f;
+            weighted[i] = c < HS ? dy * weight[c] : 0.0f;
+            dweight[i] += dy * value[i] * scale;
+            dot += weighted[i] * value[i];
+        }
+        const float projection = warp_sum(dot) * scale * scale / (float)HS;
+#pragma unroll
+        for (unsigned i = 0; i < HEAD_REGISTERS; i++) {
+            const size_t c = lane + 32 * i;
+            if (c < HS) { row[c] = (floatX)(scale * (weighted[i] - value[i] * projection)); }
+        }
+    }
+#pragma unroll
+    for (unsigned i = 0; i < HEAD_REGISTERS; i++) { sums[warp][lane + 32 * i] = dweight[i]; }
+    __syncthreads();
+    for (size_t c = threadIdx.x; c < HS; c += blockDim.x) {
+        float sum = 0.0f;
+        for (unsigned w = 0; w < HEAD_WARPS; w++) { sum += sums[w][c]; }
+        partial[blockIdx.x * HS + c] = sum;
+    }
+}
+
+void heads_rmsnorm_backward(floatX* dx, size_t stride, float* dweight, const floatX* before, const float* rstd,
+                            const float* weight, void* workspace, size_t N, size_t heads, size_t HS) {
+    assert(HS <= 32 * HEAD_REGISTERS);
+    float* partial = (float*)workspace;  // [blocks,HS]
+    const size_t blocks = rmsnorm_backward_blocks(N);
+    LAUNCH(heads_rmsnorm_backward_kernel, (unsigned)blocks, 32 * HEAD_WARPS, 0, main_stream, dx, stride, partial,
+           before, rstd, weight, N, heads, HS);
+    LAUNCH(add_rows_kernel, (unsigned)ceil_div(HS, RMSNORM_SUM_COLUMNS), 32 * RMSNORM_SUM_WARPS, 0, main_stream,
+           dweight, partial, blocks, HS);
     cudaCheck(cudaGetLastError());
 }
 

@@ -197,7 +197,7 @@ static inline void run_load_weights(const RunFolder* run, Model* model) {
     const SafeTensors* file = &run->weights;
     for (size_t i = 0; i < file->count; i++) {
         const char* name = file->tensors[i].name;
-        bool learned = strstr(name, "seq_scale") || strstr(name, "prior.");
+        bool learned = strstr(name, "seq_scale") || strstr(name, "prior.") || strstr(name, "position_embeddings");
         if (learned && !model_find_tensor(model, name)) {
             fatal("%s: has a tensor %s, which a model with %s has not; restore the files of one run", file->path, name,
                   run->encoding);

@@ -45,9 +45,6 @@ static inline Option option_published(const char* published, Option row) {
     return option_alias(own, row);
 }
 
-// The flags that say more of the model, as rows that follow others.
-#define MODEL_OPTION_ROW(type, flag, ...) , model_option_row(MODEL_OPTION_##flag, &a->model)
-
 // The flags of each tensor that an encoding learns, as rows that follow others.
 #define INITIAL_VALUE_OPTION(kind, name, rows, heads, by_default, initial, words, most, published, what)               \
     , option_published(published, option_row(OPTION_CHOICE, #name "_init", &a->posenc.init[POSENC_##name], initial, 0, \
@@ -74,6 +71,7 @@ static inline Options train_options(TrainArgs* a) {
         OPT_GROUP("Positional encodings") MODEL_OPTIONS_OF_ENCODINGS(MODEL_OPTION_ROW)
             POSENC_TENSORS(INITIAL_VALUE_OPTION) POSENC_TENSORS(TRAINABLE_OPTION),
         OPT_DOUBLE(a->prior_lr, NULL, 0, 1e6, "peak learning rate of the prior, instead of --learning_rate"),
+        OPT_GROUP("Attention") MODEL_OPTIONS_OF_ATTENTION(MODEL_OPTION_ROW),
         OPT_GROUP("Batches"),
         OPT_SIZE(a->batch_size, "4", 1, 1048576, "sequences per forward pass and rank"),
         OPT_SIZE(a->sequence_length, "64", 1, 16777216, "tokens per sequence"),
@@ -147,6 +145,16 @@ static inline void train_check_initial(const TrainArgs* a) {
     }
 }
 
+// A learned table has a row for every position of the training, or for more.
+static inline void train_choose_learned_length(ModelConfig* c, size_t sequence_length) {
+    size_t* rows = &c->options.learned_length;
+    *rows = *rows == 0 && model_learns_positions(c) ? sequence_length : *rows;
+    if (model_learns_positions(c) && *rows < sequence_length) {
+        fatal("--learned_length %zu is less than --sequence_length %zu; every position needs a row", *rows,
+              sequence_length);
+    }
+}
+
 // The model that the arguments describe: its encoding, which was parsed before, and a vocabulary that the data brings.
 static inline ModelConfig train_model_config(const TrainArgs* a, PosKind encoding, bool ssmax, size_t vocab_size,
                                              int bos) {
@@ -162,6 +170,7 @@ static inline ModelConfig train_model_config(const TrainArgs* a, PosKind encodin
     c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
     c.encoding = encoding, c.ssmax = ssmax;
     c.options = a->model, c.posenc = a->posenc;
+    train_choose_learned_length(&c, a->sequence_length);
     train_check_initial(a);
     model_config_check(&c);
     return c;

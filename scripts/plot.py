@@ -26,13 +26,13 @@ def give_styles(runs):
     """Labels as short as tells the runs apart; one colour per encoding, lighter with another mark where it repeats."""
     parts = [lambda r: r.encoding, lambda r: f"{r.size} {r.encoding}", lambda r: f"{r.size} {r.encoding} {r.version}",
              lambda r: r.name]
-    label = next((p for p in parts if len({p(r) for r in runs}) == len(runs)), parts[-1])
+    label = next((p for p in parts if len({p(r) for r in runs}) == len({r.name for r in runs})), parts[-1])
     total, seen = collections.Counter(r.encoding for r in runs), collections.Counter()
     for r in runs:
         ssmax = r.encoding.endswith("_ssmax")
         i, n = seen[r.encoding], total[r.encoding]
         seen[r.encoding] += 1
-        r.label = label(r)
+        r.label = label(r) + (f", {printable(r.positions)}" if r.positions else "")
         r.colour = mix(COLOURS.get(r.encoding.removesuffix("_ssmax"), 0), 0.6 * i / n)
         r.line = f"lc {colour(r.colour)} lw 2.5 dt {1 if ssmax else '(10,5)'}"
         r.marks = f"pt {(FILLED if ssmax else OPEN)[i % len(FILLED)]} ps mark"
@@ -432,6 +432,8 @@ def parse_arguments():
                    help="which passkey results, such as \"('random', 20, 5, 0)\", or the same with \" step 500 seed 7 keys all "
                         "dtype float32\" for those of older weights or other settings (default: those that most runs "
                         "have)")
+    p.add_argument("--positions", action="store_true",
+                   help="also draw what was evaluated with changed positions, such as --rope_scaling yarn")
     a = p.parse_args()
     a.only = a.only.split(",")
     unknown = [x for x in a.only if x not in PICTURES]
@@ -444,7 +446,8 @@ def main():
     a = parse_arguments()
     folders = list(dict.fromkeys(f.rstrip("/") or f for f in a.runs))
     runs = [Run(f) for f in folders]
-    give_styles(runs)
+    views = [v for r in runs for v in r.with_changed_positions()] if a.positions else []
+    give_styles(runs + views)
     described = describe(runs)
     figures = []
     if "loss" in a.only:
@@ -455,6 +458,7 @@ def main():
             evaluated.append(r)
         elif a.only != ["loss"]:
             print(f"{r.name}: no results.json, so neither passkey, depth nor perplexity; make it with ./evaluate")
+    evaluated += views
     key, measured = passkey_of(evaluated, a.passkey)
     if measured and "passkey" in a.only:
         figures += draw_passkey(key, measured, a.measure, described)

@@ -5,6 +5,7 @@ there is checked, for people edit and copy these files: errors that a user can m
 the file. Only the standard library.
 """
 
+import copy
 import json
 import math
 import os
@@ -245,6 +246,7 @@ class Run:
         self.iterations = self.whole(self.args, "num_iterations", 0, 10**12)
         self.heads = self.whole(self.model_args, "n_heads", 1, 1 << 16)
         self.version = os.path.basename(os.path.abspath(self.folder))
+        self.positions = None  # those of the model as it was trained
 
     def word(self, name):
         value = self.args.get(name)
@@ -278,9 +280,28 @@ class Run:
             raise RunError(f"{path}: \"{name}\" is of another kind; repair the file or move it away")
         return found
 
+    def with_changed_positions(self):
+        """This run as evaluations have measured it that changed its positions: a Run for each way they did."""
+        entries = self.section("passkey_others", list) + self.section("perplexity_others", list)
+        of = [e["of"] for e in entries if isinstance(e, dict) and isinstance(e.get("of"), dict)]
+        views = []
+        for positions in dict.fromkeys(o["positions"] for o in of if isinstance(o.get("positions"), str)):
+            views.append(copy.copy(self))
+            views[-1].positions = positions
+        return views
+
+    def changed(self, section):
+        """What a section of others has of these changed positions, the newest weights last."""
+        found = [e for e in self.section(section, list) if isinstance(e, dict) and isinstance(e.get("of"), dict)]
+        step = lambda e: int(e["of"].get("step")) if str(e["of"].get("step")).isdecimal() else 0
+        return sorted((e for e in found if e["of"].get("positions") == self.positions), key=step)
+
     def passkey(self):
         """{key: measurement} of the newest weights."""
-        found = self.section("passkey", dict)
+        if self.positions:
+            found = {e["key"]: e for e in self.changed("passkey_others") if isinstance(e.get("key"), str)}
+        else:
+            found = self.section("passkey", dict)
         for key, p in found.items():
             check_passkey(self.path("results.json"), key, p)
         return found
@@ -292,7 +313,7 @@ class Run:
             of = p.get("of") if isinstance(p, dict) else None
             if not isinstance(of, dict) or not isinstance(p.get("key"), str):
                 continue
-            key = " ".join([p["key"]] + [f"{n} {of[n]}" for n in ("step", "seed", "keys", "dtype") if n in of])
+            key = " ".join([p["key"]] + [f"{n} {of[n]}" for n in ("step", "seed", "keys", "dtype", "positions") if n in of])
             try:
                 check_passkey(self.path("results.json"), key, p)
             except RunError:
@@ -301,7 +322,7 @@ class Run:
         return found
 
     def perplexity(self):
-        found = self.section("perplexity", list)
+        found = self.changed("perplexity_others")[-1:] if self.positions else self.section("perplexity", list)
         for entry in found:
             check_perplexity(self.path("results.json"), entry)
         return found

@@ -23,6 +23,7 @@ extern "C" {
 #include "../llmc/cross_entropy.cuh"
 #include "../llmc/copy.cuh"
 #include "../llmc/embedding.cuh"
+#include "../llmc/gate.cuh"
 #include "../llmc/matmul.cuh"
 #include "../llmc/posenc.cuh"
 #include "../llmc/radam.cuh"

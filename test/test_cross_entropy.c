@@ -20,6 +20,7 @@ enum { CANARY_BYTES = 256, CANARY = 0xA5 };
 // Inputs, outputs and float64 results of one shape.
 typedef struct {
     Shape s;
+    float cap;  // 0: none
     float *inp, *weight, *initial;
     int* targets;
     float *losses, *dinp, *dweight;
@@ -71,12 +72,14 @@ static void case_reference(Case* c, bool low) {
         for (size_t v = 0; v < V; v++) {
             z[v] = 0;
             for (size_t i = 0; i < C; i++) { z[v] += (double)c->inp[n * C + i] * c->weight[v * C + i]; }
+            if (c->cap != 0) { z[v] = c->cap * tanh(z[v] / c->cap); }
             maximum = fmax(maximum, z[v]);
         }
         for (size_t v = 0; v < V; v++) { sum += exp(z[v] - maximum); }
         c->want_losses[n] = maximum + log(sum) - z[c->targets[n]];
         for (size_t v = 0; v < V; v++) {
             double d = DLOSS * (exp(z[v] - maximum) / sum - (v == (size_t)c->targets[n]));
+            if (c->cap != 0) { d *= 1 - z[v] / c->cap * (z[v] / c->cap); }
             if (low) { d = to_bf16(d); }
             for (size_t i = 0; i < C; i++) {
                 c->want_dinp[n * C + i] += d * c->weight[v * C + i];
@@ -89,7 +92,7 @@ static void case_reference(Case* c, bool low) {
 
 static void run(Case* c, bool gradients) {
     cross_entropy_head(c->losses, gradients ? c->dinp : NULL, gradients ? c->dweight : NULL, c->inp, c->weight,
-                       c->targets, DLOSS, c->workspace, c->s.N, c->s.C, c->s.V);
+                       c->targets, DLOSS, c->cap, c->workspace, c->s.N, c->s.C, c->s.V);
     for (size_t i = 0; i < CANARY_BYTES; i++) { assert_int_equal((unsigned char)c->workspace[c->bytes + i], CANARY); }
 }
 
@@ -112,6 +115,45 @@ static void test_against_float64(void** state) {
             assert_memory_equal(c.dweight + V * C, c.initial + V * C, (c.s.Vp - V) * C * sizeof(float));
             case_free(&c);
         }
+    }
+}
+
+// The largest error relative to the largest value, or to `least` where all are smaller.
+static double error_beside(const float* got, const double* want, size_t n, double least) {
+    double error = 0, largest = least;
+    for (size_t i = 0; i < n; i++) {
+        error = fmax(error, fabs((double)got[i] - want[i])), largest = fmax(largest, fabs(want[i]));
+    }
+    return error / largest;
+}
+
+// Logits of order 1 to 1000 against caps of 1.5 to 60, beyond which exponentials vanish: the tanh is good to 3e-7 of
+// itself, its slope to as much of 1, so that gradients are measured beside uncapped ones. In bf16 that flips the
+// rounding of a few dlogits, each by at most 2^-8 of the largest there is.
+static void test_capped(void** state) {
+    (void)state;
+    static const float caps[] = {1.5f, 30.0f, 60.0f};
+    for (size_t p = 0; p < precision_count(); p++) {
+        cpu_precision = precisions[p];
+        bool low = cpu_precision == PRECISION_BF16;
+        for (size_t i = 0; i < SHAPES * 3; i++) {
+            Case c = case_create(shapes[i / 3], i % 3 == 2 ? 100 : 0.5);
+            c.cap = caps[i % 3];
+            case_reference(&c, low);
+            run(&c, false);
+            assert_error_below(relative_error(c.losses, c.want_losses, c.s.N), 1e-6);
+            run(&c, true);
+            assert_error_below(relative_error(c.losses, c.want_losses, c.s.N), 1e-6);
+            double scale = i % 3 == 2 ? 100 : 0.5, bound = low ? 0x1p-8 : 5e-6;
+            assert_error_below(error_beside(c.dinp, c.want_dinp, c.s.N * c.s.C, DLOSS), bound);
+            assert_error_below(error_beside(c.dweight, c.want_dweight, c.s.V * c.s.C, DLOSS * scale), bound);
+            case_free(&c);
+        }
+        Case c = case_create((Shape){2, 8, 100, 128}, 1);
+        c.cap = 2, c.inp[0] = NAN;
+        run(&c, true);
+        assert_true(isnan(c.losses[0]) && isnan(c.dinp[0]) && isfinite(c.losses[1]));
+        case_free(&c);
     }
 }
 
@@ -274,19 +316,24 @@ static void test_more_than_2_31_logits(void** state) {
     for (size_t n = 0; n < N; n++) { targets[n] = (int)random_below(&r, V); }
     void* workspace = xcalloc(cross_entropy_workspace(N, C, V), 1);
     cpu_precision = PRECISION_FP32;
-    cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 0, workspace, N, C, V);
-    cross_entropy_head(alone, NULL, NULL, inp + 65536 * C, weight, targets + 65536, 0, workspace, LAST, C, V);
+    cross_entropy_head(losses, NULL, NULL, inp, weight, targets, 0, 0, workspace, N, C, V);
+    cross_entropy_head(alone, NULL, NULL, inp + 65536 * C, weight, targets + 65536, 0, 0, workspace, LAST, C, V);
     for (size_t i = 0; i < LAST; i++) { assert_error_below(fabs((double)losses[65536 + i] - alone[i]), 1e-5); }
     for (size_t n = 0; n < N; n++) { assert_true(losses[n] > 0 && losses[n] < 100); }
     free(inp), free(weight), free(losses), free(targets), free(workspace);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_float64),    cmocka_unit_test(test_losses_only),
-        cmocka_unit_test(test_repeats_are_equal),  cmocka_unit_test(test_uniform),
-        cmocka_unit_test(test_extreme_logits),     cmocka_unit_test(test_nan_is_seen),
-        cmocka_unit_test(test_not_finite_weights), cmocka_unit_test(test_tiles_of_minus_infinity),
-        cmocka_unit_test(test_array_sum),          cmocka_unit_test(test_more_than_2_31_logits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_float64),
+                                       cmocka_unit_test(test_capped),
+                                       cmocka_unit_test(test_losses_only),
+                                       cmocka_unit_test(test_repeats_are_equal),
+                                       cmocka_unit_test(test_uniform),
+                                       cmocka_unit_test(test_extreme_logits),
+                                       cmocka_unit_test(test_nan_is_seen),
+                                       cmocka_unit_test(test_not_finite_weights),
+                                       cmocka_unit_test(test_tiles_of_minus_infinity),
+                                       cmocka_unit_test(test_array_sum),
+                                       cmocka_unit_test(test_more_than_2_31_logits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,7 +57,11 @@ static void check_sums(PosencMechanism kind, size_t B, size_t T, size_t NH, size
     const size_t N = B * T, stride = T + 5;
     float *gates = random_array(N * NH, 1.0, r), *dsums = random_array(N * NH, 1.0, r);
     float* want_dgates = host_copy(gates, N * NH);
-    int *start = random_starts(B, T, r), *d_start = device_ints(start, N);
+    int* start = random_starts(B, T, r);
+    for (size_t n = 0; n < N && NH == 2; n++) {  // a window of 9
+        start[n] = start[n] > (int)(n % T) - 8 ? start[n] : (int)(n % T) - 8;
+    }
+    int* d_start = device_ints(start, N);
     double *want = (double*)xcalloc(B * NH * stride, sizeof(double)), *got = (double*)xcalloc(B * NH * stride, 8);
     cpu::forget_sums(want, gates, start, kind, 0, B, T, NH, stride);
     cpu::forget_sums_backward(want_dgates, dsums, gates, start, kind, B, T, NH);

@@ -81,6 +81,79 @@ static void test_rmsnorm(void** state) {
     }
 }
 
+// Heads at the front of wider rows.
+static void check_heads(size_t N, size_t heads, size_t HS, Random* random) {
+    const size_t stride = heads * HS + 24, n = N * heads * HS, all = N * stride, rows = N * heads;
+    float *x = rounded_array(all, 1.0, random), *dy = rounded_array(all, 1.0, random);
+    float *w = random_array(HS, 1.0, random), *dw = random_array(HS, 1.0, random);
+    float *want = host_copy(x, all), *want_dx = host_copy(dy, all), *want_dw = host_copy(dw, HS);
+    float *before = (float*)xcalloc(n, sizeof(float)), *rstd = (float*)xcalloc(rows, sizeof(float));
+    void* cpu_workspace = xcalloc(cpu::rmsnorm_workspace(N, heads * HS), 1);
+    cpu::heads_rmsnorm_forward(want, stride, before, rstd, w, N, heads, HS);
+    cpu::heads_rmsnorm_backward(want_dx, stride, want_dw, before, rstd, w, cpu_workspace, N, heads, HS);
+    floatX *d_x = device_copy<floatX>(x, all), *d_dx = device_copy<floatX>(dy, all);
+    floatX* d_before = device_copy<floatX>(before, n);
+    float *d_w = device_copy<float>(w, HS), *d_dw = device_copy<float>(dw, HS),
+          *d_rstd = device_copy<float>(rstd, rows);
+    void* workspace = device_malloc(rmsnorm_workspace(N, heads * HS));
+    Result results[5];
+    for (unsigned order = 0; order < ORDERS; order++) {
+        set_order(order);
+        upload(d_x, x, all), upload(d_dx, dy, all), upload(d_dw, dw, HS);
+        heads_rmsnorm_forward(d_x, stride, d_before, d_rstd, d_w, N, heads, HS);
+        heads_rmsnorm_backward(d_dx, stride, d_dw, d_before, d_rstd, d_w, workspace, N, heads, HS);
+        check_result(&results[0], "heads out", d_x, want, all, ROUNDING, FP32_NOISE, order);
+        check_result(&results[1], "heads before", d_before, before, n, 0, 0, order);
+        check_result(&results[2], "heads rstd", d_rstd, rstd, rows, 0, FP32_NOISE, order);
+        check_result(&results[3], "heads dx", d_dx, want_dx, all, ROUNDING, FP32_NOISE, order);
+        check_result(&results[4], "heads dweight", d_dw, want_dw, HS, 0, FP32_NOISE, order);
+    }
+    device_free(d_x), device_free(d_dx), device_free(d_before), device_free(d_w), device_free(d_dw);
+    device_free(d_rstd), device_free(workspace);
+    free(x), free(dy), free(w), free(dw), free(want), free(want_dx), free(want_dw), free(before), free(rstd);
+    free(cpu_workspace);
+}
+
+static void test_heads(void** state) {
+    (void)state;
+    Random r = random_stream(12, 0);
+    check_heads(1, 1, 8, &r);
+    check_heads(9, 3, 40, &r);
+    check_heads(65, 2, 128, &r);  // more heads than all blocks of the backward take at once
+}
+
+// ----------------------------------------------------------------------------
+// gate
+
+static void check_gate(size_t n, Random* random) {
+    float *x = rounded_array(n, 2.0, random), *g = rounded_array(n, 3.0, random), *dy = rounded_array(n, 1.0, random);
+    float *want = host_copy(x, n), *want_dx = host_copy(x, n), *want_dg = host_copy(x, n);
+    cpu::gate_forward(want, x, g, n);
+    cpu::gate_backward(want_dx, want_dg, dy, x, g, n);
+    floatX *d_x = device_copy<floatX>(x, n), *d_g = device_copy<floatX>(g, n), *d_dy = device_copy<floatX>(dy, n);
+    floatX* d_out = device_copy<floatX>(x, n);
+    Result results[3];
+    for (unsigned order = 0; order < ORDERS; order++) {
+        set_order(order);
+        upload(d_g, g, n), upload(d_dy, dy, n);
+        gate_forward(d_out, d_x, d_g, n);
+        gate_backward(d_dy, d_g, d_dy, d_x, d_g, n);  // in place, as the model does it
+        check_result(&results[0], "gate out", d_out, want, n, ROUNDING, FP32_NOISE, order);
+        check_result(&results[1], "gate dinp", d_dy, want_dx, n, ROUNDING, FP32_NOISE, order);
+        check_result(&results[2], "gate dgate", d_g, want_dg, n, ROUNDING, FP32_NOISE, order);
+    }
+    device_free(d_x), device_free(d_g), device_free(d_dy), device_free(d_out);
+    free(x), free(g), free(dy), free(want), free(want_dx), free(want_dg);
+}
+
+static void test_gate(void** state) {
+    (void)state;
+    Random r = random_stream(13, 0);
+    check_gate(1, &r);
+    check_gate(130, &r);
+    check_gate(4096, &r);
+}
+
 // ----------------------------------------------------------------------------
 // matrix products
 
@@ -235,6 +308,12 @@ static void test_document_starts(void** state) {
             assert_memory_equal(got, want, N * sizeof(int));
             check_result(&result, "log count", d_log, want_log, N, 0x1p-23, 0, order);
         }
+        const RowRule rule = {i % 2 ? (size_t)9 : 0, i % 3 ? 2.5 : 0.0, 0.3};
+        cpu::limit_rows(want, want_log, rule, k.position, k.B, k.T);
+        limit_rows(d_start, d_log, rule, k.position, k.B, k.T);
+        copy_to_host(got, d_start, N * sizeof(int));
+        assert_memory_equal(got, want, N * sizeof(int));
+        check_result(&result, "row scale", d_log, want_log, N, 0x1p-23, 0, 0);
         device_free(d_tokens), device_free(d_start), device_free(d_log);
         free(tokens), free(want), free(got), free(want_log);
     }
@@ -286,22 +365,66 @@ static void test_copies(void** state) {
 static void test_position_tables(void** state) {
     (void)state;
     enum { T = 129, C = 48 };
+    static const struct {
+        PosKind kind;
+        bool vaswani;
+        RopeSettings rope;
+    } rows[] = {
+        {POS_SINUSOIDAL, false, {2, 2, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4}},
+        {POS_SINUSOIDAL, true, {2, 2, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4}},
+        {POS_ROTARY, false, {500000, C, ROPE_NONE, 1, 0, 32, 1, 1, 1, 4}},
+        {POS_ROTARY, false, {500000, 20, ROPE_YARN, 8, 64, 32, 1, 1.2, 1, 4}},
+        {POS_ROTARY, false, {500000, 34, ROPE_LLAMA3, 8, 64, 32, 1, 1, 1, 4}},
+    };
     float want[T * C];
     float* table = (float*)device_malloc(sizeof want);
     Result result;
-    for (int vaswani = 0; vaswani < 2; vaswani++) {
-        cpu::sinusoidal_table(want, 10000.0, vaswani, T, C);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const PositionSettings s = {10000.0, rows[i].vaswani, rope_rotation(&rows[i].rope)};
+        cpu::position_table(want, rows[i].kind, &s, T, C);
         for (unsigned order = 0; order < ORDERS; order++) {
-            sinusoidal_table(table, 10000.0, vaswani, T, C);
-            check_result(&result, "sinusoidal table", table, want, T * C, 0x1p-23, 0, order);
+            set_order(order);
+            position_table(table, rows[i].kind, &s, T, C);
+            check_result(&result, "position table", table, want, T * C, 0x1p-23, 0, order);
         }
     }
-    cpu::rotary_table(want, 500000.0, T, C);
-    for (unsigned order = 0; order < ORDERS; order++) {
-        rotary_table(table, 500000.0, T, C);
-        check_result(&result, "rotary table", table, want, T * C, 0x1p-23, 0, order);
-    }
     device_free(table);
+}
+
+static void check_learned(size_t B, size_t T, size_t rows, size_t C, Random* random) {
+    const size_t most = T > rows ? T : rows;
+    float *learned = random_array(rows * C, 1.0, random), *dout = rounded_array(B * T * C, 1.0, random);
+    float *gradient = random_array(most * C, 1.0, random), *table = host_copy(gradient, most * C);
+    float* want = host_copy(gradient, most * C);
+    cpu::learned_backward(want, dout, B, T, C);
+    float *d_learned = device_copy<float>(learned, rows * C), *d_table = device_copy<float>(table, most * C);
+    floatX* d_dout = device_copy<floatX>(dout, B * T * C);
+    Result gradient_result;
+    for (unsigned order = 0; order < 2 * ORDERS; order++) {
+        set_order(order / 2);
+        const bool interpolated = order % 2 == 1;
+        cpu::learned_table(table, learned, interpolated, T, rows, C);
+        learned_table(d_table, d_learned, interpolated, T, rows, C);
+        Result result;
+        check_result(&result, "learned table", d_table, table, T * C, 0x1p-23, 0, 0);
+    }
+    for (unsigned order = 0; order < ORDERS; order++) {
+        set_order(order);
+        upload(d_table, gradient, most * C);
+        learned_backward(d_table, d_dout, B, T, C);
+        check_result(&gradient_result, "learned gradient", d_table, want, most * C, 0, FP32_NOISE, order);
+    }
+    device_free(d_learned), device_free(d_table), device_free(d_dout);
+    free(learned), free(dout), free(gradient), free(table), free(want);
+}
+
+static void test_learned(void** state) {
+    (void)state;
+    Random r = random_stream(9, 0);
+    check_learned(1, 1, 1, 1, &r);
+    check_learned(3, 17, 9, 33, &r);
+    check_learned(2, 9, 20, 264, &r);
+    check_learned(4, 5, 3, 2056, &r);  // more than one block per row
 }
 
 static void check_rotary(size_t B, size_t T, size_t NH, size_t NKV, size_t HS, Random* random) {
@@ -404,7 +527,7 @@ static float* exact_array(size_t n, int range, double unit, Random* r) {
     return x;
 }
 
-static void check_head(size_t N, size_t C, size_t V, Random* random) {
+static void check_head(size_t N, size_t C, size_t V, float cap, Random* random) {
     const size_t Vp = round_up(V, 128);
     const float dloss = 0.125f;
     float *x = exact_array(N * C, 2, 0.125, random), *w = exact_array(Vp * C, 2, 0.25, random);
@@ -413,7 +536,7 @@ static void check_head(size_t N, size_t C, size_t V, Random* random) {
     float* want_dw = host_copy(dw, Vp * C);
     int* targets = random_tokens(N, V, random);
     void* cpu_workspace = xcalloc(cpu::cross_entropy_workspace(N, C, V), 1);
-    cpu::cross_entropy_head(want_loss, want_dx, want_dw, x, w, targets, dloss, cpu_workspace, N, C, V);
+    cpu::cross_entropy_head(want_loss, want_dx, want_dw, x, w, targets, dloss, cap, cpu_workspace, N, C, V);
     floatX *d_x = device_copy<floatX>(x, N * C), *d_w = device_copy<floatX>(w, Vp * C);
     floatX* d_dx = device_copy<floatX>(x, N * C);
     float *d_dw = device_copy<float>(dw, Vp * C), *d_loss = device_copy<float>(x, N);
@@ -424,11 +547,11 @@ static void check_head(size_t N, size_t C, size_t V, Random* random) {
     for (unsigned order = 0; order < ORDERS; order++) {
         set_order(order);
         upload(d_dw, dw, Vp * C), upload(d_dx, x, N * C);
-        cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, dloss, workspace, N, C, V);
+        cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, dloss, cap, workspace, N, C, V);
         check_result(&results[0], "losses alone", d_loss, want_loss, N, 0, loss_noise, order);
-        cross_entropy_head(d_loss, d_dx, NULL, d_x, d_w, d_targets, dloss, workspace, N, C, V);
+        cross_entropy_head(d_loss, d_dx, NULL, d_x, d_w, d_targets, dloss, cap, workspace, N, C, V);
         check_result(&results[1], "head dinp alone", d_dx, want_dx, N * C, ROUNDING, ROUNDING + FP32_NOISE, order);
-        cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, dloss, workspace, N, C, V);
+        cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, dloss, cap, workspace, N, C, V);
         check_result(&results[2], "losses", d_loss, want_loss, N, 0, loss_noise, order);
         check_result(&results[3], "head dinp", d_dx, want_dx, N * C, ROUNDING, ROUNDING + FP32_NOISE, order);
         check_result(&results[4], "head dweight", d_dw, want_dw, Vp * C, 0, ROUNDING / 4 + FP32_NOISE, order);
@@ -441,10 +564,12 @@ static void check_head(size_t N, size_t C, size_t V, Random* random) {
 static void test_cross_entropy(void** state) {
     (void)state;
     Random r = random_stream(9, 0);
-    check_head(1, 8, 1, &r);
-    check_head(33, 24, 130, &r);   // two chunks
-    check_head(20, 48, 1003, &r);  // three chunks, a row that no vector divides
-    check_head(9, 37, 4100, &r);   // two chunks, an odd C, more columns than a block takes at once
+    check_head(1, 8, 1, 0, &r);
+    check_head(33, 24, 130, 0, &r);   // two chunks
+    check_head(20, 48, 1003, 0, &r);  // three chunks, a row that no vector divides
+    check_head(9, 37, 4100, 0, &r);   // two chunks, an odd C, more columns than a block takes at once
+    check_head(33, 24, 130, 1.5f, &r);
+    check_head(9, 37, 4100, 30.0f, &r);
 }
 
 // Logits far apart: the online softmax must not overflow and a hopeless target has a large finite loss.
@@ -459,7 +584,7 @@ static void test_cross_entropy_extremes(void** state) {
     float* d_loss = device_copy<float>(x, 2);
     int* d_targets = device_ints(targets, 2);
     void* workspace = device_malloc(cross_entropy_workspace(2, C, V));
-    cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, workspace, 2, C, V);
+    cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, 0, workspace, 2, C, V);
     copy_to_host(losses, d_loss, sizeof losses);
     assert_true(losses[0] == 32768.0f);
     assert_true(losses[1] == 0.0f);
@@ -488,13 +613,13 @@ static void test_cross_entropy_not_finite(void** state) {
             if (kind == 3) { x[C + 3] = NAN; }
             floatX* d_x = device_copy<floatX>(x, N * C);
             upload(d_w, w, V * C), upload(d_dw, dw, V * C);
-            cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, workspace, N, C, V);
+            cross_entropy_head(d_loss, NULL, NULL, d_x, d_w, d_targets, 1.0f, 0, workspace, N, C, V);
             copy_to_host(losses, d_loss, sizeof losses);
             const bool harmless = kind == 2 && columns[i] != TARGET;  // exp(-infinity) is 0
             assert_true(harmless ? fabsf(losses[0] - logf(V - 1)) < 1e-4f : kind == 3 || !isfinite(losses[0]));
             assert_true(harmless ? losses[1] == losses[0] : !isfinite(losses[1]));
             if (kind == 3) { assert_true(isfinite(losses[0])); }
-            cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, 1.0f, workspace, N, C, V);
+            cross_entropy_head(d_loss, d_dx, d_dw, d_x, d_w, d_targets, 1.0f, 0, workspace, N, C, V);
             copy_floats_to_host(dx, d_dx, N * C);
             assert_true(!isfinite(dx[C]) && (kind == 3) == (isfinite(dx[0]) != 0));
             w[columns[i] * C] = 0.0f;
@@ -509,12 +634,15 @@ static void test_cross_entropy_not_finite(void** state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rmsnorm),
+        cmocka_unit_test(test_heads),
+        cmocka_unit_test(test_gate),
         cmocka_unit_test(test_matmul),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_document_starts),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_position_tables),
+        cmocka_unit_test(test_learned),
         cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_bias_table),
         cmocka_unit_test(test_cross_entropy),

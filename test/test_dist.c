@@ -28,6 +28,10 @@ static const struct {
      {{2, 1, 0}, {3, 0, 0}, {3, 1, 0}}},
     {"alibi", "--dim 40 --n_heads 5 --grad_clip 0.1 --lr_scheduler linear --warmup_iters 3", {{3, 1, 1}, {4, 1, 0}}},
     {"bam", "--dim 24 --n_heads 3 --n_layers 3 --prior_lr 1e-2", {{3, 1, 1}}},
+    {"learned", "--dim 24 --n_heads 3 --weight_decay 0.1", {{3, 1, 1}}},
+    {"rotary_ssmax",
+     "--dim 24 --n_heads 3 --n_kv_heads 1 --softcap 2 --sinks --window 9 --final_softcap 5 --qk_norm --gated_attention",
+     {{2, 0, 1}, {3, 1, 1}}},
     {"fox_ssmax", "--dim 24 --n_heads 3 --weight_decay 0.1", {{3, 1, 1}}},
 };
 enum { CASES = sizeof cases / sizeof *cases };

@@ -159,6 +159,32 @@ static void test_document_starts_in_pieces(void** state) {
     free(tokens);
 }
 
+// Windows and scales by the number of visible keys, counted one by one, in batches and where a cached sequence goes on.
+static void test_limit_rows(void** state) {
+    (void)state;
+    enum { T = 60 };
+    static const RowRule rules[] = {{1, 0, 0}, {7, 0, 0}, {59, 0, 0}, {60, 0, 0}, {0, 4, 0.5}, {9, 2.5, 0.3}};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules * 2; i++) {
+        const RowRule rule = rules[i / 2];
+        const size_t position = i % 2 ? 1000 : 0;
+        int start[2 * T], before[2 * T];
+        float count[2 * T] = {0};
+        for (size_t n = 0; n < 2 * T; n++) { before[n] = start[n] = n % T < 20 ? 0 : (int)(position + 20); }
+        limit_rows(start, count, rule, position, 2, T);
+        for (size_t n = 0; n < 2 * T; n++) {
+            size_t at = position + n % T, keys = 0;
+            for (size_t j = (size_t)before[n]; j <= at; j++) {
+                bool visible = rule.window == 0 || at - j < rule.window;
+                assert_true(visible == ((int)j >= start[n]));
+                keys += visible;
+            }
+            double more = keys > rule.from ? log((double)keys / rule.from) : 0;
+            double want = rule.from == 0 ? log((double)keys) : 1 + rule.slope * more;
+            assert_error_below(fabs(count[n] - want), 1e-6);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
@@ -166,6 +192,7 @@ int main(void) {
         cmocka_unit_test(test_backward_duplicates),
         cmocka_unit_test(test_document_starts),
         cmocka_unit_test(test_document_starts_in_pieces),
+        cmocka_unit_test(test_limit_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,6 +19,7 @@ static const struct {
     {"sinusoidal", "", 300},
     {"sinusoidal_ssmax", "--n_kv_heads 1", 300},
     {"alibi_ssmax", "--dim 48", 300},
+    {"learned", "--learned_length 700", 300},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 

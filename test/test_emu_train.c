@@ -33,7 +33,10 @@ static const struct {
     {"sinusoidal", "--n_kv_heads 1"},
     {"sinusoidal_ssmax", "--sinusoidal_freqs vaswani --no_seq_scale"},
     {"rotary", "--n_kv_heads 1 --optimizer adamw --weight_decay 0.1"},
-    {"rotary_ssmax", "--min_tokens_per_step 400 --sequence_length 72"},
+    {"rotary_ssmax",
+     "--min_tokens_per_step 400 --sequence_length 72 --rotary_fraction 0.25 --rope_scaling yarn --rope_factor 4 "
+     "--rope_original_length 32"},
+    {"rotary_ssmax", "--min_tokens_per_step 400 --sequence_length 72 --qk_norm --window 40"},
     {"alibi", "--sequence_length 100 --grad_clip 0"},
     {"alibi_ssmax", "--dim 80 --ffn_dim 104"},
     {"bam", "--theta_alpha_init sampled --theta_beta_init linear --theta_mu_trainable --prior_lr 3e-2"},
@@ -41,9 +44,10 @@ static const struct {
     {"kerple_log", "--prior_lr 3e-2"},
     {"kerple_power_ssmax", "--prior_lr 3e-2 --n_kv_heads 1"},
     {"alibi_learned", "--sequence_length 100 --no-alibi_log_slope_trainable"},
-    {"sandwich_ssmax", "--sandwich_dim 64"},
-    {"t5", "--global_prior --t5_bias_init sampled"},
+    {"sandwich_ssmax", "--sandwich_dim 64 --gated_attention --final_softcap 4"},
+    {"t5", "--global_prior --t5_bias_init sampled --log_scale 8,0.5 --window 33"},
     {"table_ssmax", "--table_bias_init sampled --ssmax_prior outside"},
+    {"learned", "--n_kv_heads 1 --weight_decay 0.1 --learned_length 100"},
     {"fire", "--prior_lr 3e-2"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
@@ -254,6 +258,8 @@ static void test_refused(void** state) {
         {"--device cuda:7", NULL, "--device cuda:7|below 1"},
         {"--device cpu", NULL, "--device cpu|built for CUDA"},
         {"--dtype float16", NULL, "float16"},
+        {"--softcap 30", NULL, "--softcap: the kernels for CUDA have no such term|train on the CPU"},
+        {"--sinks", NULL, "--sinks: the kernels for CUDA have no such term|train on the CPU"},
         {"", "30000000", "the model needs|the device has 30 MB free|lower --batch_size or --model_size"},
     };
     for (size_t i = 0; i < EMULATED_BUILDS; i++) {

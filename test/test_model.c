@@ -16,11 +16,11 @@ recomputation, gradient accumulation, the key/value cache, packed documents.
 #if defined(__CUDACC__) || defined(CUDA_EMULATOR)
 static const char* const DEVICE = "cuda";
 static const bool HAS_FP32 = sizeof(floatX) == sizeof(float), HAS_BF16 = sizeof(floatX) != sizeof(float);
-static const unsigned LACKS = TERM_KEY;  // what its attention does not have
+enum { LACKING_TERMS = TERM_CAP | TERM_SINK | TERM_KEY };  // what its kernels of attention do not have
 #else
 static const char* const DEVICE = "cpu";
 static const bool HAS_FP32 = true, HAS_BF16 = true;
-static const unsigned LACKS = 0;
+enum { LACKING_TERMS = 0 };
 #endif
 
 typedef struct {
@@ -178,7 +178,8 @@ static void for_each_case(void (*check)(const Case*)) {
         if (n < 12 || strcmp(name + n - 12, ".safetensors") != 0 || strncmp(name, "interop_", 8) == 0) { continue; }
         char* path = text("%s/%s", FIXTURES, name);
         Case c = case_open(path);
-        if (!(posenc_info(c.config.encoding)->terms & LACKS)) { check(&c); }
+        const unsigned terms = model_terms(c.config.encoding, c.config.ssmax, &c.config.options);
+        if (!(terms & LACKING_TERMS)) { check(&c); }
         seen[c.config.encoding][c.config.ssmax] = true;
         cases++;
         case_close(&c);
@@ -365,9 +366,10 @@ static void test_cache_equals_full_forward(void** state) {
 }
 
 // A document gives the same logits alone as behind another one, except where the encoding adds the position in
-// the sequence (sinusoidal).
+// the sequence (sinusoidal, learned).
 static void check_packed(const Case* c) {
-    if (posenc_info(c->config.encoding)->mechanism == POSENC_ADD) { return; }
+    const PosencMechanism mechanism = posenc_info(c->config.encoding)->mechanism;
+    if (mechanism == POSENC_ADD || mechanism == POSENC_LEARN) { return; }
     size_t V = c->config.V, T = c->T, start = 0;
     for (size_t t = T - 1; t > 0 && start == 0; t--) { start = c->tokens[t] == c->config.bos ? t : 0; }
     if (start == 0) { return; }

@@ -1,6 +1,6 @@
 /*
-posenc.h and posenc.c: names, slopes, tables at far positions against long double, derivatives of the bias
-against finite differences, saturation, rotation.
+posenc.h and posenc.c: names, slopes, biases at far distances, derivatives of the bias against finite differences,
+saturation. Positions that are added or rotate are in test_rope.c.
 */
 #include "test_util.h"
 
@@ -18,6 +18,8 @@ static void test_parse(void** state) {
                 {"nope_ssmax", POS_NOPE, true},
                 {"sinusoidal", POS_SINUSOIDAL, false},
                 {"sinusoidal_ssmax", POS_SINUSOIDAL, true},
+                {"learned", POS_LEARNED, false},
+                {"learned_ssmax", POS_LEARNED, true},
                 {"rotary", POS_ROTARY, false},
                 {"rotary_ssmax", POS_ROTARY, true},
                 {"alibi", POS_ALIBI, false},
@@ -432,87 +434,6 @@ static void test_kink_and_saturation(void** state) {
     for (int d = 0; d < 4; d++) { assert_true(table[d] == -1e30f); }
 }
 
-static void test_tables_far(void** state) {
-    (void)state;
-    enum { T = 262144, HS = 8, C = 6 };
-    // half a unit in the last place below 1, plus the double-precision angle's error (about 5e-11)
-    const long double tolerance = 0x1p-25L + 1e-10L;
-    float* table = xcalloc((size_t)T * HS, sizeof(float));
-    rotary_table(table, 500000.0, T, HS);
-    for (size_t t = T - 1; t < T; t -= 509) {
-        for (size_t m = 0; m < HS / 2; m++) {
-            long double angle = (long double)t * powl(500000.0L, -2.0L * (long double)m / HS);
-            assert_true(fabsl(table[t * HS + 2 * m] - cosl(angle)) <= tolerance);
-            assert_true(fabsl(table[t * HS + 2 * m + 1] - sinl(angle)) <= tolerance);
-        }
-    }
-    for (int vaswani = 0; vaswani < 2; vaswani++) {
-        sinusoidal_table(table, 10000.0, vaswani, T, C);
-        for (size_t t = T - 1; t < T; t -= 509) {
-            for (size_t i = 0; i < C / 2; i++) {
-                long double even = (long double)(2 * i) / C, odd = (long double)(vaswani ? 2 * i : 2 * i + 1) / C;
-                long double sine = sinl((long double)t * powl(10000.0L, -even));
-                long double cosine = cosl((long double)t * powl(10000.0L, -odd));
-                assert_true(fabsl(table[t * C + 2 * i] - sine) <= tolerance);
-                assert_true(fabsl(table[t * C + 2 * i + 1] - cosine) <= tolerance);
-            }
-        }
-    }
-    free(table);
-}
-
-typedef struct {
-    size_t B, T, NH, NKV, HS;
-} Shape;
-
-// The rotation of query and key heads in float64; values as they are.
-static void rotate_reference(double* out, const float* qkv, double theta, Shape s) {
-    size_t heads = s.NH + 2 * s.NKV;
-    for (size_t n = 0; n < s.B * s.T; n++) {
-        for (size_t h = 0; h < heads; h++) {
-            for (size_t m = 0; m < s.HS / 2; m++) {
-                size_t i = (n * heads + h) * s.HS + 2 * m;
-                double angle = (double)(n % s.T) * pow(theta, -2 * (double)m / (double)s.HS);
-                if (h >= s.NH + s.NKV) { angle = 0; }
-                out[i] = qkv[i] * cos(angle) - qkv[i + 1] * sin(angle);
-                out[i + 1] = qkv[i] * sin(angle) + qkv[i + 1] * cos(angle);
-            }
-        }
-    }
-}
-
-static void test_rotary(void** state) {
-    (void)state;
-    const Shape shapes[] = {{1, 1, 1, 1, 2}, {2, 7, 4, 2, 8}, {1, 33, 3, 1, 48}, {3, 16, 2, 2, 32}, {1, 5, 2, 1, 128}};
-    for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
-        Shape s = shapes[k];
-        Random r = random_stream(3, k);
-        size_t row = (s.NH + 2 * s.NKV) * s.HS, n = s.B * s.T * row;
-        float *before = random_array(n, 1.0, &r), *x = xcalloc(n, sizeof(float));
-        float* table = xcalloc(s.T * s.HS, sizeof(float));
-        double* want = xcalloc(n, sizeof(double));
-        rotary_table(table, 10000.0, s.T, s.HS);
-        rotate_reference(want, before, 10000.0, s);
-        memcpy(x, before, n * sizeof(float));
-        rotary_forward(x, table, s.B, s.T, s.NH, s.NKV, s.HS);
-        for (size_t i = 0; i < n; i++) {
-            assert_true(fabs(x[i] - want[i]) < 1e-6);
-            bool value = i % row >= (s.NH + s.NKV) * s.HS;
-            if (value || i / row % s.T == 0) { assert_true(x[i] == before[i]); }
-            if (i % 2 == 0) { assert_true(fabs(hypot(x[i], x[i + 1]) - hypot(before[i], before[i + 1])) < 1e-6); }
-        }
-        // the last position alone, with the table shifted
-        float* last = xcalloc(row, sizeof(float));
-        memcpy(last, before + (s.T - 1) * row, row * sizeof(float));
-        rotary_forward(last, table + (s.T - 1) * s.HS, 1, 1, s.NH, s.NKV, s.HS);
-        assert_memory_equal(last, x + (s.T - 1) * row, row * sizeof(float));
-
-        rotary_backward(x, table, s.B, s.T, s.NH, s.NKV, s.HS);  // transposed = inverse
-        for (size_t i = 0; i < n; i++) { assert_true(fabs(x[i] - before[i]) < 1e-6); }
-        free(before), free(x), free(table), free(want), free(last);
-    }
-}
-
 static void test_log_count(void** state) {
     (void)state;
     assert_true(ssmax_log_count(1) == 0.0f);
@@ -534,8 +455,6 @@ int main(void) {
         cmocka_unit_test(test_listed_initial_values),
         cmocka_unit_test(test_geometric_slopes),
         cmocka_unit_test(test_kink_and_saturation),
-        cmocka_unit_test(test_tables_far),
-        cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_log_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,14 +10,14 @@ it reads again and what not, its memory, and perplexity by position against sums
 // ----------------------------------------------------------------------------
 // the reader
 
-enum { V = BYTES_VOCAB, LENGTH = 200, CHUNK = 48 };
+enum { V = BYTES_VOCAB, LENGTH = 200, CHUNK = 48, LEARNED_ROWS = 150 };
 
 static Model random_model(const char* encoding, size_t chunk, size_t context) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     c.V = V, c.C = 32, c.L = 2, c.NH = 4, c.NKV = 2, c.F = 64, c.bos = BYTES_BOS;
     assert_true(posenc_parse(encoding, &c.encoding, &c.ssmax));
-    c.options = model_default_options();
+    c.options = model_default_options(), c.options.learned_length = LEARNED_ROWS;
     c.posenc = posenc_default_options();
     for (int t = 0; t < POSENC_TENSOR_COUNT; t++) { c.posenc.init[t] = "sampled"; }
     c.posenc.init[POSENC_theta_mu] = "0";
@@ -82,6 +82,33 @@ static void test_reader_equals_forward(void** state) {
         model_free(&chunked);
         model_free(&whole);
     }
+}
+
+// Interpolated positions: a sequence of another length reads other rows, and so it gives other losses; in chunks those
+// of one forward pass of that length alone.
+static void test_interpolated_positions(void** state) {
+    (void)state;
+    static const size_t lengths[] = {LENGTH, 170, LEARNED_ROWS, 40, LENGTH};
+    int a[LENGTH], b[LENGTH];
+    float losses[LENGTH], want[LENGTH];
+    make_sequences(a, b, 100);
+    Model chunked = random_model("learned", CHUNK, LENGTH);
+    chunked.config.learned_interpolated = true, chunked.tables_stale = true;
+    Prefill p = prefill_open(&chunked, LENGTH);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const size_t n = lengths[i];
+        model_read_length(&chunked, n), p.cache.length = 0;
+        assert_true(prefill_losses(&p, a, n, losses));
+        Model whole = random_model("learned", n, n);
+        whole.config.learned_interpolated = true, whole.tables_stale = true;
+        model_forward(&whole, a, 1, n - 1);
+        model_losses(&whole, a + 1, 0);
+        copy_to_host(want, model_activations(&whole, 0).losses, (n - 1) * sizeof(float));
+        assert_close(losses, want, n - 1);
+        model_free(&whole);
+    }
+    prefill_close(&p);
+    model_free(&chunked);
 }
 
 typedef struct {
@@ -261,6 +288,7 @@ int main(void) {
     make_documents("articles", article_lengths, ARTICLES);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reader_equals_forward),
+        cmocka_unit_test(test_interpolated_positions),
         cmocka_unit_test(test_reader_work),
         cmocka_unit_test(test_memory_of_70000_tokens),
         cmocka_unit_test(test_uniform_model),

@@ -178,12 +178,53 @@ static void test_finite_differences(void** state) {
     free(inp), free(weight), free(dout), free(x), free(w);
 }
 
+// Heads in strided rows are rows by themselves, to the bit; only their weight's gradient is summed in other blocks.
+static void check_heads(size_t N, size_t heads, size_t HS, size_t gap) {
+    const size_t stride = heads * HS + gap, rows = N * heads, n = rows * HS;
+    Random r = random_stream(5, n);
+    float *x = random_array(N * stride, 1.0, &r), *before = xcalloc(n, sizeof(float));
+    float *weight = random_array(HS, 1.0, &r), *out = xcalloc(n, sizeof(float)), *packed = xcalloc(n, sizeof(float));
+    float *rstd = xcalloc(rows, sizeof(float)), *want_rstd = xcalloc(rows, sizeof(float)),
+          *gaps = xcalloc(N * stride, 4);
+    float *dweight = random_array(HS, 1.0, &r), *want_dweight = xcalloc(HS, sizeof(float)), *dx = xcalloc(n, 4);
+    memcpy(gaps, x, N * stride * sizeof(float));
+    for (size_t i = 0; i < n; i++) { packed[i] = x[i / (heads * HS) * stride + i % (heads * HS)]; }
+    heads_rmsnorm_forward(x, stride, before, rstd, weight, N, heads, HS);
+    rmsnorm_forward(out, want_rstd, packed, weight, rows, HS);
+    assert_memory_equal(before, packed, n * sizeof(float));
+    assert_memory_equal(rstd, want_rstd, rows * sizeof(float));
+    for (size_t row = 0; row < N; row++) {
+        assert_memory_equal(x + row * stride, out + row * heads * HS, heads * HS * sizeof(float));
+        assert_memory_equal(x + row * stride + heads * HS, gaps + row * stride + heads * HS, gap * sizeof(float));
+    }
+    memcpy(want_dweight, dweight, HS * sizeof(float));
+    run_backward(dx, want_dweight, out, packed, weight, rstd, rows, HS);
+    void* workspace = xcalloc(rmsnorm_workspace(N, heads * HS), 1);
+    memset(workspace, 0xFF, rmsnorm_workspace(N, heads * HS));
+    heads_rmsnorm_backward(x, stride, dweight, before, rstd, weight, workspace, N, heads, HS);
+    for (size_t row = 0; row < N; row++) {
+        assert_memory_equal(x + row * stride, dx + row * heads * HS, heads * HS * sizeof(float));
+        assert_memory_equal(x + row * stride + heads * HS, gaps + row * stride + heads * HS, gap * sizeof(float));
+    }
+    double* wide = widen(want_dweight, HS);
+    assert_error_below(relative_error(dweight, wide, HS), tolerance);
+    free(x), free(before), free(weight), free(out), free(packed), free(rstd), free(want_rstd), free(gaps);
+    free(dweight), free(want_dweight), free(dx), free(workspace), free(wide);
+}
+
+static void test_heads(void** state) {
+    (void)state;
+    check_heads(1, 1, 8, 0);
+    check_heads(3, 2, 16, 5);
+    check_heads(67, 3, 40, 80);
+    check_heads(130, 1, 128, 256);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),
-        cmocka_unit_test(test_residual_forward),
-        cmocka_unit_test(test_backward),
-        cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_forward),  cmocka_unit_test(test_residual_forward),
+        cmocka_unit_test(test_backward), cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_heads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

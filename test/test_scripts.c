@@ -383,6 +383,31 @@ static void test_plot_perplexity(void** state) {
     expect_words("wiki, 3 articles|alibi<|bam_ssmax<");
 }
 
+// What was evaluated with changed positions is drawn and listed beside the model as it was trained, under its name.
+static void test_changed_positions(void** state) {
+    (void)state;
+#define YARN "rope_scaling yarn rope_factor 8 rope_original_length 64"
+#define OF(step) "\"of\":{\"step\":\"" step "\",\"positions\":\"" YARN "\"}"
+#define LENGTHS "\"seq_lens\":[100,200],\"accs\":"
+#define WINDOWS "\"window_size\":32,\"seq_len\":64,\"dataset_dir\":\"data/wiki\",\"positions\":[32,64],\"perplexity\":"
+    write_scratch("ppl/l2/alibi/version_00/results.json",
+                  "{\"passkey\":{\"(1)\":{" LENGTHS "[1,0.25]}},\"passkey_others\":[{\"key\":\"(1)\"," LENGTHS
+                  "[1,1]," OF("9") "},{\"key\":\"(1)\"," LENGTHS
+                                   "[1,0.75]," OF("10") "},3],\"perplexity\":[{" WINDOWS
+                                                        "[7,8]}],\"perplexity_others\":[{" WINDOWS
+                                                        "[7,6]," OF("10") "}]}");
+    expect_status(0, "python3 scripts/passkey_table.py $S/ppl/l2/alibi/version_00");
+    expect_words("100     200|alibi |100 %    25 %|alibi, " YARN "|100 %    75 %");
+    expect_status(0,
+                  "scripts/plot.sh $S/ppl/l2/alibi/version_00 --out $S/changed --only passkey,perplexity --positions");
+    expect_status(0, "cat $S/changed/passkey.svg");
+    expect_words("alibi<|alibi, " YARN "<");
+    expect_status(0, "cat $S/changed/perplexity.svg");
+    expect_words("alibi<|alibi, " YARN "<");
+    expect_status(0, "scripts/plot.sh $S/ppl/l2/alibi/version_00 --out $S/trained --only passkey,perplexity");
+    expect_status(1, "grep -q yarn $S/trained/passkey.svg $S/trained/perplexity.svg");
+}
+
 // Whatever people, crashes and other programs leave in a run folder: one line that names the file, and no traceback.
 static void test_damaged_runs(void** state) {
     (void)state;
@@ -509,6 +534,7 @@ int main(void) {
         cmocka_unit_test(test_published_command),
         cmocka_unit_test(test_plot),
         cmocka_unit_test(test_plot_perplexity),
+        cmocka_unit_test(test_changed_positions),
         cmocka_unit_test(test_damaged_runs),
         cmocka_unit_test(test_plot_names),
         cmocka_unit_test(test_plotted_priors),

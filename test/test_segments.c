@@ -34,10 +34,9 @@ static const struct {
     size_t V, C, NH, NKV, F;
     bool global_prior, adamw;
 } rows[] = {
-    {"bam_ssmax", 400, 40, 5, 1, 56, true, false},
-    {"bam", 258, 24, 3, 3, 40, false, true},
-    {"rotary_ssmax", 385, 40, 5, 5, 72, false, false},
-    {"nope", 2, 8, 1, 1, 8, false, false},
+    {"bam_ssmax", 400, 40, 5, 1, 56, true, false},     {"bam", 258, 24, 3, 3, 40, false, true},
+    {"rotary_ssmax", 385, 40, 5, 5, 72, false, false}, {"nope", 2, 8, 1, 1, 8, false, false},
+    {"learned", 130, 24, 3, 3, 40, false, true},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -48,6 +47,7 @@ static ModelConfig config_of(size_t row) {
     c.V = rows[row].V, c.C = rows[row].C, c.L = 2, c.NH = rows[row].NH, c.NKV = rows[row].NKV, c.F = rows[row].F;
     c.bos = -1;
     c.options = model_default_options(), c.options.global_prior = rows[row].global_prior;
+    c.options.learned_length = 10;
     c.posenc = posenc_default_options();
     c.posenc.trained[POSENC_theta_mu] = false;  // a frozen tensor between trained ones
     model_config_check(&c);

@@ -64,11 +64,14 @@ static void check_args_json(const char* encoding, PosKind kind, bool ssmax) {
     assert_true(!!cJSON_GetObjectItem(model, "rope_theta") == (kind == POS_ROTARY));
     assert_true(!!cJSON_GetObjectItem(model, "sinusoidal_theta") == (kind == POS_SINUSOIDAL));
     assert_true(!!cJSON_GetObjectItem(model, "seq_scale") == ssmax);
+    assert_true(!!cJSON_GetObjectItem(model, "max_position_embeddings") == (kind == POS_LEARNED));
     assert_true(!!cJSON_GetObjectItem(model, "sandwich_dim") == (kind == POS_SANDWICH));
     assert_null(cJSON_GetObjectItem(model, "alibi_slopes"));  // as published
     // what is as published is left out: the published classes know no such fields
     assert_null(cJSON_GetObjectItem(model, "ssmax_prior"));
     assert_null(cJSON_GetObjectItem(model, "sinusoidal_freqs"));
+    assert_null(cJSON_GetObjectItem(model, "rope_type"));
+    assert_null(cJSON_GetObjectItem(model, "partial_rotary_factor"));
     cJSON_Delete(json);
     free(path);
 }
@@ -102,6 +105,7 @@ static void check_tensors(const char* encoding, const char* name, PosKind kind, 
     SafeTensors file = safetensors_open(path);
     size_t n = check_tensor(&file, "tok_embeddings.weight", 2, BYTES_VOCAB, C);
     n += check_tensor(&file, "output.weight", 2, BYTES_VOCAB, C) + check_tensor(&file, "norm.weight", 1, C, 0);
+    if (kind == POS_LEARNED) { n += check_tensor(&file, "position_embeddings.weight", 2, 32, C); }
     for (size_t layer = 0; layer < L; layer++) {
         char full[96];
 #define LAYER(...) (snprintf(full, sizeof full, "layers.%zu." __VA_ARGS__), full)

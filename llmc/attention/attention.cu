@@ -19,19 +19,26 @@ static size_t attention_backward_bytes(const AttentionSizes* size) {
 
 void attention_choose(const char* name, unsigned terms) {
     const bool own = strcmp(name, "own") == 0;
+    if (own && terms & (TERM_CAP | TERM_SINK)) {
+        fatal("%s: the kernels for CUDA have no such term; leave the flag out, or train on the CPU",
+              terms & TERM_CAP ? "--softcap" : "--sinks");
+    }
+    if (own) { attention_check_terms(terms); }
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
-    if (own) { attention_check_terms(terms); }
     if (own) { return; }
-    if ((terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES)) || (terms & TERM_DISTANCE && !(terms & TERM_SLOPES))) {
-        fatal(
-            "--attention cudnn: cuDNN has no %s, which this --position_encoding needs; use --attention own, or another "
-            "--position_encoding",
-            terms & TERM_SCALE ? "Scalable-Softmax" : "bias but ALiBi's");
+    const char* lacks = terms & TERM_SCALE  ? "scale of rows (Scalable-Softmax, --log_scale)"
+                        : terms & TERM_CAP  ? "--softcap"
+                        : terms & TERM_SINK ? "--sinks"
+                        : terms & TERM_KEY  ? "numbers by key (fox, cable)"
+                        : terms & TERM_DISTANCE && !(terms & TERM_SLOPES) ? "bias but ALiBi's"
+                                                                          : NULL;
+    if (lacks) {
+        fatal("--attention cudnn: cuDNN has no %s, which these flags ask for; use --attention own, or other flags",
+              lacks);
     }
     cudnn_attention.on = true, cudnn_attention.slopes = (terms & TERM_SLOPES) != 0;
 #else
-    if (own) { attention_check_terms(terms); }
     if (own) { return; }
     if (sizeof(floatX) == sizeof(float)) {
         fatal(

@@ -70,10 +70,23 @@ Tables take_tables(Arena* arena, const AttentionInput* in) {
     return t;
 }
 
-static void reverse_table(float* table, const float* by_distance, size_t T) {
+// Distances 0 .. seen-1 of a table of T.
+static void reverse_table(float* table, const float* by_distance, size_t T, size_t seen) {
     memset(table, 0, TABLE_MARGIN * sizeof(float));
     memset(table + TABLE_MARGIN + T, 0, TABLE_MARGIN * sizeof(float));
-    for (size_t d = 0; d < T; d++) { table[TABLE_MARGIN + T - 1 - d] = by_distance[d] * LOG2_E; }
+    for (size_t d = 0; d < seen; d++) { table[TABLE_MARGIN + T - 1 - d] = by_distance[d] * LOG2_E; }
+}
+
+// Distances that queries see, and those of the rest of their tiles, which are computed and then masked: with a window
+// the work for a token does not grow with what lies before it.
+static size_t distances_seen(const AttentionInput* in) {
+    const AttentionSizes* s = &in->size;
+    size_t most = in->start ? 0 : s->Tk;
+    for (size_t n = 0; in->start && n < s->B * s->Tq; n++) {
+        size_t seen = s->Tk - s->Tq + n % s->Tq + 1 - (size_t)in->start[n];
+        most = seen > most ? seen : most;
+    }
+    return min_size(most + KEY_TILE + ROW_BLOCK, s->Tk);
 }
 
 // Whole numbers of up to 2^24 are exact in fp32, and so are their differences; what is left of a number is at most a
@@ -88,12 +101,13 @@ static void split_keys(float* to, const double* by_key, size_t T, size_t padded)
 void fill_tables(const Tables* tables, const AttentionInput* in) {
     size_t T = in->size.Tk, distances = attention_has(in, TERM_DISTANCE) ? in->size.NH : 0;
     size_t keys = attention_has(in, TERM_KEY) ? in->size.B * in->size.NH : 0;
+    size_t seen = distances > 0 ? distances_seen(in) : 0;
 #pragma omp parallel for schedule(static)
     for (size_t n = 0; n < distances + keys; n++) {
         size_t row = n < distances ? n : n - distances;
         if (n < distances) {
             reverse_table(tables->by_distance + row * table_floats(in),
-                          in->logit.by_distance + row * in->logit.distance_stride, T);
+                          in->logit.by_distance + row * in->logit.distance_stride, T, seen);
         } else {
             split_keys(tables->by_key + row * 2 * key_floats(in), in->logit.by_key + row * in->logit.key_stride, T,
                        key_floats(in));

@@ -12,6 +12,8 @@ compiler does not know. Private to the CPU files of this folder.
 #include <immintrin.h>
 #endif
 
+#include "../cpu_math.h"
+
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 #define VECTORS_OF_512_BITS
 #endif
@@ -124,7 +126,7 @@ INLINE Vector vector_exp2(Vector x) {
 // tanh(x) within 3e-7 of itself, or, approximate, within 1e-4: a rational function of x^2, fitted to the smallest
 // relative error up to where tanh is 1 in that precision.
 INLINE Vector vector_tanh(Vector x, bool approximate) {
-    const float limit = approximate ? 5.0f : 8.0f;
+    const float limit = approximate ? 5.0f : TANH_LIMIT;
     x = -vector_max(-vector_max(x, splat(-limit)), splat(-limit));
     Vector u = x * x, p, q;
     if (approximate) {
@@ -132,10 +134,8 @@ INLINE Vector vector_tanh(Vector x, bool approximate) {
         p = (p * u + 0.111111937f) * u + 0.999996513f;
         q = (splat(0.0159396014f) * u + 0.444418051f) * u + 1.0f;
     } else {
-        p = splat(1.5230455e-08f) * u + 2.18946912e-05f;
-        p = ((p * u + 0.00357159994f) * u + 0.134444996f) * u + 0.999999994f;
-        q = splat(8.52246254e-07f) * u + 0.000341129505f;
-        q = ((q * u + 0.0261644504f) * u + 0.46777827f) * u + 1.0f;
+        p = TANH_NUMERATOR(u);
+        q = TANH_DENOMINATOR(u);
     }
     return x * p / q;
 }

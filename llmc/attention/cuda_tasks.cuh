@@ -212,7 +212,6 @@ static inline void attention_plan_backward(AttentionBackwardTask* task, size_t r
     task->bytes = arena.used;
 }
 
-// What the kernels take for granted.
 // The kernels have a table by distance and a row scale.
 static inline void attention_check_terms(unsigned terms) {
     if (terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES | TERM_SCALE)) {
@@ -225,6 +224,7 @@ static inline void attention_check_terms(unsigned terms) {
     }
 }
 
+// What the kernels take for granted.
 static inline void attention_check(const AttentionInput* in) {
     assert(in->size.Tq >= 1 && in->size.Tq <= in->size.Tk && in->size.NH % in->size.NKV == 0);
     attention_check_terms(in->size.terms);

@@ -6,6 +6,7 @@ system's flags are kept; ours are added beside them.
 #define EVALUATE_ARGS_H
 
 #include "../backend.h"
+#include "../model_options.h"
 #include "../options.h"
 #include "passkey.h"
 #include "../text_options.h"
@@ -23,6 +24,8 @@ typedef struct {
     size_t perplexity_seq_len, perplexity_window_size, perplexity_wiki_articles, perplexity_ntokens;
     const char *score, *out;
     TextOptions text;
+    ModelOptions model;  // of these the scaled rotation alone
+    const char* learned_beyond;
     bool force;
 } EvaluateArgs;
 
@@ -66,6 +69,9 @@ static inline Options evaluate_options(EvaluateArgs* a) {
         OPT_STRING(a->text.separator, NULL, TEXT_SEPARATOR_HELP),
         OPT_STRING(a->text.text_field, "text", TEXT_FIELD_HELP),
         OPT_STRING(a->out, NULL, "CSV of --score: document,position,token,logprob"),
+        OPT_GROUP("Positions, in place of the model's") MODEL_OPTIONS_OF_ROPE_SCALING(MODEL_OPTION_ROW),
+        OPT_CHOICE(a->learned_beyond, NULL, "clamp interpolate",
+                   "beyond a learned table: its last row, or the whole sequence laid over it; without it an error"),
         OPT_GROUP("Machine"),
         OPT_SIZE(a->seq_batch_size, "1024", 1, MAX_CONTEXT, "tokens read at once; changes speed and memory only"),
         OPT_CHOICE(a->dtype, BACKEND_DTYPE, "float32 bfloat16", "precision of matrix products"),

@@ -4,7 +4,7 @@ Passkey retrieval of evaluate: what is left to measure, the samples of a length,
 #ifndef EVALUATE_PASSKEY_H
 #define EVALUATE_PASSKEY_H
 
-#include "evaluation.h"
+#include "positions.h"
 
 enum { DEPTH_COLUMNS = 10 };
 
@@ -136,6 +136,7 @@ static bool run_length(Evaluation* e, size_t i, bool descending) {
     PasskeySample* s = draw_samples(e, i, descending, order);
     PasskeyOutcome* outcomes = (PasskeyOutcome*)xcalloc(n, sizeof *outcomes);
     bool going = true;
+    read_length(e, passkey_capacity(&e->passkey, e->fillers[i]));
     for (size_t k = 0; k < n && going; k++) {
         const PasskeySample* sample = &s[order[k]];
         PasskeyPrompt prompt = passkey_prompt(&e->passkey, sample, e->fillers[i]);

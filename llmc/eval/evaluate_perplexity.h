@@ -4,7 +4,7 @@ Perplexity by position of evaluate: the articles, going on where an interrupted 
 #ifndef EVALUATE_PERPLEXITY_H
 #define EVALUATE_PERPLEXITY_H
 
-#include "evaluation.h"
+#include "positions.h"
 
 enum { SAVE_SECONDS = 10, WINDOW_LINES = 32 };
 
@@ -71,6 +71,7 @@ static void run_perplexity(Evaluation* e) {
     float* losses = (float*)xcalloc(n, sizeof(float));
     double row_flops = prefill_flops(&e->run.config, 0, n) + head_flops(&e->run.config, n), saved = wall_seconds();
     if (p->done > 0) { printf("perplexity goes on after %zu of %zu articles\n", p->done, p->count); }
+    read_length(e, n);
     progress_start(&e->bar, "perplexity", row_flops * (double)(p->count - p->done));
     while (p->done < p->count) {
         perplexity_row(p, ids, p->done);

@@ -20,7 +20,8 @@ typedef struct {
     RunFolder run;
     Tokenizer* tokenizer;  // NULL when nothing has to be tokenised
     Results results;
-    cJSON* of;  // what is measured: weights and precision
+    char* positions;  // what the flags changed of the model's positions; NULL: nothing
+    cJSON* of;        // what is measured: weights, precision and changed positions
     // passkey
     bool passkey_wanted;
     Passkey passkey;

@@ -24,10 +24,8 @@ typedef struct {
 // Operations of the blocks for n tokens at position..position+n-1 of one document: two for each weight of a product,
 // and two products of C operations each way with every visible key.
 static inline double prefill_flops(const ModelConfig* c, size_t position, size_t n) {
-    double C = (double)c->C, kv = (double)(c->NKV * c->HS), F = (double)c->F, rows = (double)n;
-    double weights = 2.0 * C * C + 2.0 * C * kv + 3.0 * C * F;
-    double keys = rows * ((double)position + 0.5 * (rows + 1.0));
-    return (double)c->L * (2.0 * weights * rows + 4.0 * C * keys);
+    double products = 2.0 * model_block_weights(c) * (double)n;
+    return (double)c->L * (products + 4.0 * (double)c->C * model_visible_keys(c, position, n));
 }
 
 // Operations of the output head for n rows.

@@ -8,9 +8,10 @@ added under a lock to what the file holds at that moment, and the file is replac
   "perplexity_others": [ { window_size, ..., "of": {...} } ] }
 
 The arrays of a passkey entry run in parallel, by ascending length. "of" says what was measured: step and hash of the
-weights, precision, and for passkeys seed and keys. There is one entry for each of these configurations, and nothing is
-ever removed. The published programs know the first two sections only, where a key or a setting has one entry: the
-first configuration that was measured of the newest weights. All others are in *_others.
+weights, precision, for passkeys seed and keys, and what the evaluation changed of the model's positions. There is one
+entry for each of these configurations, and nothing is ever removed. The published programs know the first two sections
+only, where a key or a setting has one entry: the first configuration that was measured of the newest weights as they
+were trained. All others are in *_others, those of changed positions always.
 */
 #ifndef RESULTS_H
 #define RESULTS_H
@@ -167,6 +168,9 @@ static inline bool results_yield(const cJSON* measured, const cJSON* of, const c
     return results_step(measured) < results_step(of) || (outdated && results_same_weights(measured, outdated));
 }
 
+// Whether this is the model as it was trained, for which the published places are.
+static inline bool results_as_trained(const cJSON* of) { return !cJSON_HasObjectItem(of, "positions"); }
+
 // ----------------------------------------------------------------------------
 // passkey
 
@@ -235,6 +239,7 @@ static inline cJSON* results_find_passkey(const cJSON* root, const char* key, co
 // whole, as an entry of the published program.
 static inline bool results_takes_passkey(const cJSON* root, const char* key, const cJSON* of, const cJSON* outdated) {
     const cJSON* published = results_published_passkey(root, key);
+    if (!results_as_trained(of)) { return false; }
     return !published || !results_passkey_is_whole(published) ||
            results_yield(results_of_entry(published), of, outdated);
 }
@@ -387,6 +392,7 @@ static inline cJSON* results_find_perplexity(const cJSON* root, const cJSON* con
 
 // Of one configuration that with more articles stays at the published place.
 static inline bool results_takes_perplexity(const cJSON* published, const cJSON* entry, const cJSON* outdated) {
+    if (!results_as_trained(results_of_entry(entry))) { return false; }
     if (!published || !results_perplexity_is_whole(published)) { return true; }
     const cJSON *measured = results_of_entry(published), *of = results_of_entry(entry);
     const cJSON* theirs = cJSON_GetObjectItemCaseSensitive(published, "articles");
