@@ -28,6 +28,7 @@ __global__ void forget_gates_kernel(float* gates, const floatX* inp, const float
     const size_t first = (size_t)blockIdx.x * FORGET_ROWS, lane = threadIdx.x % 32;
     for (size_t h = threadIdx.x / 32; h < NH; h += FORGET_THREADS / 32) {
         float sums[FORGET_ROWS] = {0.0f};
+#pragma unroll 1
         for (size_t c = lane; c < C; c += 32) {
             const float w = weight[h * C + c];
 #pragma unroll
@@ -122,7 +123,7 @@ __global__ void forget_sums_backward_kernel(float* dgates, const float* dsums, c
     SHARED(double, carried, [1]);
     const size_t h = blockIdx.x, b = blockIdx.y;
     double later = 0.0;
-    for (size_t chunk = ceil_div(T, FORGET_THREADS); chunk-- > 0;) {
+    for (size_t chunk = (T + FORGET_THREADS - 1) / FORGET_THREADS; chunk-- > 0;) {
         const size_t t = chunk * FORGET_THREADS + threadIdx.x, at = (b * T + t) * NH + h;
         const bool begins = t < T && (size_t)start[b * T + t] == t;
         const int limit = forget_limit<true>(begins);
@@ -175,7 +176,7 @@ static size_t forget_slices(size_t N) {
 __global__ void forget_weight_kernel(float* partial, const float* dgates, const floatX* inp, size_t N, size_t C,
                                      size_t NH) {
     const size_t c = (size_t)blockIdx.x * blockDim.x + threadIdx.x, head = blockIdx.y * FORGET_HEADS;
-    const size_t slice = blockIdx.z, rows = ceil_div(N, (size_t)gridDim.z);
+    const size_t slice = blockIdx.z, rows = (N + gridDim.z - 1) / gridDim.z;
     const size_t end = (slice + 1) * rows < N ? (slice + 1) * rows : N;
     if (c >= C) { return; }
     float sums[FORGET_HEADS] = {0.0f};

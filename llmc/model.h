@@ -5,9 +5,9 @@ update, and the forward through a key/value cache.
   h = x + Wo attention(rmsnorm(x)),  out = h + W2 (silu(W1 n) * W3 n),  n = rmsnorm(h)
   logits = Wout rmsnorm(x) after the last block
 
-No biases; embedding and output head are separate. Operators are those of ops.h; positional mathematics
-is in posenc.h, and nothing here asks for an encoding by name. Parameters are known by name through
-PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes and layout.
+No biases but those of forget gates; embedding and output head are separate. Operators are those of ops.h;
+positional mathematics is in posenc.h, and nothing here asks for an encoding by name. Parameters are known by name
+through PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes and layout.
 */
 #ifndef MODEL_H
 #define MODEL_H

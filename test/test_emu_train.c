@@ -260,6 +260,7 @@ static void test_refused(void** state) {
         {"--dtype float16", NULL, "float16"},
         {"--softcap 30", NULL, "--softcap: the kernels for CUDA have no such term|train on the CPU"},
         {"--sinks", NULL, "--sinks: the kernels for CUDA have no such term|train on the CPU"},
+        {"--position_encoding fox", NULL, "attention on CUDA has no numbers by key yet|the build for the CPU"},
         {"", "30000000", "the model needs|the device has 30 MB free|lower --batch_size or --model_size"},
     };
     for (size_t i = 0; i < EMULATED_BUILDS; i++) {
