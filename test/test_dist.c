@@ -32,7 +32,7 @@ static const struct {
     {"rotary_ssmax",
      "--dim 24 --n_heads 3 --n_kv_heads 1 --softcap 2 --sinks --window 9 --final_softcap 5 --qk_norm --gated_attention",
      {{2, 0, 1}, {3, 1, 1}}},
-    {"fox_ssmax", "--dim 24 --n_heads 3 --weight_decay 0.1", {{3, 1, 1}}},
+    {"fox", "--dim 24 --n_heads 3 --weight_decay 0.1", {{3, 1, 1}}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
