@@ -94,6 +94,9 @@ static void choose_attention(Trainer* t) {
         fatal("--attention cudnn has no --window %zu; use --attention own", a->model.window);
     }
     attention_choose(a->attention, model_terms(&layers));
+    // said in args.json, so that evaluating and going on with other lengths keep it
+    size_t* fire_length = &t->args.model.fire_length;
+    if (model_has_encoding(&layers, POS_FIRE) && *fire_length == 0) { *fire_length = a->sequence_length; }
     t->encoding = model_encoding_name(&layers);
     if (a->layer_encodings.count > 0 && model_encoding_period(&layers) == 1) {
         settle_list(&t->options, "layer_encodings", "position_encoding");

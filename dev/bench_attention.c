@@ -143,8 +143,9 @@ static double median(double* x, size_t n) {
 
 typedef struct {
     AttentionInput in;
-    float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count, *by_key, *dby_key, *sink,
-        *dsink, *mix, *dmix, *mixed, *dmixed;
+    float *qkv, *dqkv, *out, *dout, *lse, *bias, *dbias, *seq_scale, *dseq_scale, *log_count, *dby_key, *sink, *dsink,
+        *mix, *dmix, *mixed, *dmixed;
+    double* by_key;
     int* start;
     void* workspace;
 } Case;
@@ -160,7 +161,9 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
     c.lse = random_floats(B * NH * T, &random), c.bias = random_floats(NH * T, &random);
     c.dbias = random_floats(NH * T, &random), c.seq_scale = random_floats(NH, &random);
     c.dseq_scale = random_floats(NH, &random), c.log_count = random_floats(B * T, &random);
-    c.by_key = random_floats(B * NH * T, &random), c.dby_key = random_floats(B * NH * T, &random);
+    c.by_key = (double*)xcalloc(B * NH * T, sizeof(double));
+    for (size_t i = 0; i < B * NH * T; i++) { c.by_key[i] = random_normal(&random); }
+    c.dby_key = random_floats(B * NH * T, &random);
     c.sink = random_floats(NH, &random), c.dsink = random_floats(NH, &random);
     c.mix = random_floats(B * T * NH * MIXES, &random), c.dmix = random_floats(B * T * NH * MIXES, &random);
     c.mixed = random_floats(MIXES * MIXED_LENGTH, &random), c.dmixed = random_floats(MIXES * MIXED_LENGTH, &random);
@@ -177,7 +180,7 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
     in.logit.by_distance = c.bias, in.logit.distance_stride = T, in.logit.inside = true;
     in.logit.seq_scale = c.seq_scale, in.logit.log_count = c.log_count;
     in.logit.cap = 20.0f, in.logit.cap_approximate = strstr(variant->name, "approximate") != NULL;
-    in.logit.by_key = c.by_key, in.logit.sink = c.sink;
+    in.logit.by_key = c.by_key, in.logit.key_stride = T, in.logit.sink = c.sink;
     in.logit.mix = c.mix, in.logit.mixed = c.mixed;
     in.logit.mix_stride = NH * MIXES, in.logit.mix_batch = T * NH * MIXES;
     in.start = variant->document ? c.start : NULL;
@@ -186,11 +189,11 @@ static Case make_case(const Options* o, const Variant* variant, size_t T, size_t
 }
 
 static void free_case(Case* c) {
-    float* arrays[] = {c->qkv,   c->dqkv,      c->out,        c->dout,      c->lse,    c->bias,
-                       c->dbias, c->seq_scale, c->dseq_scale, c->log_count, c->by_key, c->dby_key,
-                       c->sink,  c->dsink,     c->mix,        c->dmix,      c->mixed,  c->dmixed};
+    float* arrays[] = {c->qkv,   c->dqkv,      c->out,        c->dout,      c->lse,     c->bias,
+                       c->dbias, c->seq_scale, c->dseq_scale, c->log_count, c->dby_key, c->sink,
+                       c->dsink, c->mix,       c->dmix,       c->mixed,     c->dmixed};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) { free(arrays[i]); }
-    free(c->start);
+    free(c->start), free(c->by_key);
     free(c->workspace);
 }
 

@@ -1,9 +1,9 @@
 /*
 Training speed and memory: whole optimiser steps of l6 and l12 (B 8, T 512) on random tokens, in both
-precisions, with bam_ssmax and nope in turn. Every step is bracketed by measurements of the machine's own
-matrix-product rate, so that MFU and the ratio of the two encodings hold while the machine's speed drifts.
+precisions, with bam_ssmax (or another encoding) and nope in turn. Every step is bracketed by measurements of the
+machine's own matrix-product rate, so that MFU and the ratio of the two encodings hold while the machine's speed drifts.
 
-usage: bench_train [--json FILE] [--steps N] [SIZE...]
+usage: bench_train [--json FILE] [--steps N] [--encoding NAME] [SIZE...]
 */
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -12,7 +12,7 @@ usage: bench_train [--json FILE] [--steps N] [SIZE...]
 #include "../llmc/random.h"
 
 enum { B = 8, T = 512, ROWS = B * T, VOCABULARY = 32768, MAX_STEPS = 100, ENCODINGS = 2 };
-static const char* const ENCODING_NAMES[ENCODINGS] = {"bam_ssmax", "nope"};
+static const char* encodings[ENCODINGS] = {"bam_ssmax", "nope"};
 
 typedef struct {
     double seconds[MAX_STEPS], mfu[MAX_STEPS];
@@ -78,7 +78,7 @@ static void run_case(const char* size, const char* dtype, size_t first, size_t c
     static Series series[ENCODINGS];
     double rate;
     backend_init("cpu", dtype);
-    for (size_t e = 0; e < count; e++) { build(&models[e], size, ENCODING_NAMES[first + e]); }
+    for (size_t e = 0; e < count; e++) { build(&models[e], size, encodings[first + e]); }
     measure(models, count, series, steps, &rate);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -86,7 +86,7 @@ static void run_case(const char* size, const char* dtype, size_t first, size_t c
     double ratios[MAX_STEPS];
     for (size_t n = 0; n < steps; n++) { ratios[n] = series[0].seconds[n] / series[1].seconds[n]; }
     if (count == 1) {
-        printf("%-4s %-9s %-10s peak memory %.2f GB\n", size, dtype, ENCODING_NAMES[first], peak_gb);
+        printf("%-4s %-9s %-10s peak memory %.2f GB\n", size, dtype, encodings[first], peak_gb);
         if (json) {
             fprintf(json, "{\"bench\": \"memory\", \"size\": \"%s\", \"dtype\": \"%s\", \"peak_gb\": %.3f}\n", size,
                     dtype, peak_gb);
@@ -94,15 +94,15 @@ static void run_case(const char* size, const char* dtype, size_t first, size_t c
     }
     for (size_t e = 0; count > 1 && e < count; e++) {
         double seconds = median(series[e].seconds, steps), mfu = median(series[e].mfu, steps);
-        printf("%-4s %-9s %-10s %6.0f ms %6.0f tok/s  mfu %4.1f %% of %4.0f GFLOP/s", size, dtype,
-               ENCODING_NAMES[first + e], 1e3 * seconds, ROWS / seconds, 100 * mfu, rate / 1e9);
+        printf("%-4s %-9s %-10s %6.0f ms %6.0f tok/s  mfu %4.1f %% of %4.0f GFLOP/s", size, dtype, encodings[first + e],
+               1e3 * seconds, ROWS / seconds, 100 * mfu, rate / 1e9);
         if (e == 0) { printf("  %.3f x nope", median(ratios, steps)); }
         printf("\n");
         if (!json) { continue; }
         fprintf(json,
                 "{\"bench\": \"train\", \"size\": \"%s\", \"dtype\": \"%s\", \"encoding\": \"%s\", \"ms\": %.1f, "
                 "\"tokens_per_second\": %.1f, \"mfu\": %.4f, \"matmul_gflops\": %.1f",
-                size, dtype, ENCODING_NAMES[first + e], 1e3 * seconds, ROWS / seconds, mfu, rate / 1e9);
+                size, dtype, encodings[first + e], 1e3 * seconds, ROWS / seconds, mfu, rate / 1e9);
         if (e == 0) { fprintf(json, ", \"ratio_to_nope\": %.4f", median(ratios, steps)); }
         fprintf(json, "}\n");
     }
@@ -133,6 +133,8 @@ int main(int argc, char** argv) {
             json = fopen(argv[++i], "a");
         } else if (strcmp(argv[i], "--steps") == 0 && i + 1 < argc) {
             steps = (size_t)atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--encoding") == 0 && i + 1 < argc) {
+            encodings[0] = argv[++i];
         } else if (size_count < 16) {
             sizes[size_count++] = argv[i];
         }

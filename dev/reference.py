@@ -116,6 +116,14 @@ CASES = {
         encoding="mix_ssmax", mix_rank=4, mix_length=12, softcap=1.5, sinks=1, window=15, qk_norm=1, gated_attention=1,
         dim=32, n_heads=4, n_kv_heads=2, **SMALL
     ),
+    "fire": dict(seed=1105, encoding="fire", dim=24, n_heads=3, n_kv_heads=1, fire_length=20, **SMALL),
+    "fire_ssmax": dict(seed=1106, encoding="fire_ssmax", global_prior=1, fire_length=100, **(SMALL | dict(n_layers=2))),
+    "fox": dict(seed=1100, encoding="fox", dim=24, n_heads=3, n_kv_heads=1, **(SMALL | dict(n_layers=2))),
+    "fox_ssmax": dict(seed=1101, encoding="fox_ssmax", **SMALL),
+    "fox_ssmax_outside": dict(seed=1102, encoding="fox_ssmax", ssmax_prior="outside", optimizer="adamw", learning_rate=0.01, **SMALL),
+    "fox_attention": dict(seed=1107, encoding="fox_ssmax", sinks=1, window=7, softcap=2.0, dim=24, n_heads=3, n_kv_heads=1, **SMALL),
+    "cable": dict(seed=1103, encoding="cable", dim=24, n_heads=3, n_kv_heads=3, learning_rate=0.01, steps=8, **SMALL),
+    "cable_ssmax": dict(seed=1104, encoding="cable_ssmax", n_kv_heads=1, **SMALL),
 }
 
 # Further options of an encoding, in its own fixtures alone.
@@ -127,6 +135,7 @@ OPTIONS = {
     "t5": dict(t5_bias_trainable=1),
     "table": dict(table_bias_trainable=1),
     "mix": dict(mix_rank=16, mix_length=20),
+    "fire": dict(fire_scale_trainable=1, fire_hidden_trainable=1, fire_hidden_bias_trainable=1, fire_output_trainable=1),
 }  # fmt: skip
 
 
@@ -169,7 +178,8 @@ def make_priors(case, rng, name):
     return params
 
 
-LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table")
+GATED = ("fox", "cable")
+LEARNED = ("bam", "kerple_log", "kerple_power", "alibi_learned", "t5", "table", "fire")
 
 
 def make_listed_prior(case, rng):
@@ -181,6 +191,7 @@ def make_listed_prior(case, rng):
         "alibi_learned": {"alibi_log_slope": np.log(alibi_slopes(heads))[None] + rng.uniform(-0.5, 0.5, (1, heads))},
         "t5": {"t5_bias": rng.standard_normal((32, heads))},
         "table": {"table_bias": rng.standard_normal((512, heads))},
+        "fire": {"fire_scale": np.log([[0.1]]), "fire_hidden": rng.uniform(-1, 1, (32, 1)), "fire_hidden_bias": rng.uniform(-1, 1, (32, 1)), "fire_output": rng.uniform(-0.5, 0.5, (32, heads))},
     }  # fmt: skip
     return {name: value[:, :, None, None] for name, value in rows[case["kind"]].items()}
 
@@ -218,6 +229,9 @@ def make_parameters(case, rng, name):
         linear(layer + "attention.wk.weight", kv_dim, dim, 2.0)
         linear(layer + "attention.wv.weight", kv_dim, dim)
         linear(layer + "attention.wo.weight", dim, dim)
+        if layer_case(case, n)["kind"] in GATED:
+            linear(layer + "attention.forget.weight", case["n_heads"], dim, 2.0)
+            params[layer + "attention.forget.bias"] = rng.uniform(-1, 1, case["n_heads"])
         if layer_case(case, n)["kind"] == "mix":
             linear(layer + "attention.w_mix.weight", case["n_heads"] * case["mix_rank"], dim)
             params[layer + "attention.mixed"] = rng.standard_normal((case["mix_rank"], case["mix_length"]))
@@ -343,9 +357,9 @@ def t5_bucket(distance):
     return np.where(distance < 16, distance, np.minimum(large, 31))
 
 
-def listed_bias(kind, get, d):
+def listed_bias(case, get, d):
     """P[h,i,j] at distances d[i,j] >= 0; get(name) is a tensor [rows,heads]."""
-    one = lambda name: get(name)[0][:, None, None]
+    kind, one = case["kind"], lambda name: get(name)[0][:, None, None]
     if kind == "kerple_log":  # Chi et al. 2022, equation 4
         return -jnp.exp(one("kerple_log_scale")) * jnp.log(1 + jnp.exp(one("kerple_log_rate")) * d)
     if kind == "kerple_power":  # the same, with 0 < r2 < 2
@@ -355,6 +369,11 @@ def listed_bias(kind, get, d):
         return -jnp.exp(one("alibi_log_slope")) * d
     if kind == "t5":
         return get("t5_bias").T[:, t5_bucket(d)]
+    if kind == "fire":  # Li et al. 2024, equation 19, with the threshold in the place of the query's position
+        c = jnp.exp(get("fire_scale")[0, 0])
+        x = jnp.log(c * d + 1) / jnp.log(c * case["fire_length"] + 1)
+        hidden = jax.nn.relu(get("fire_hidden")[:, 0] * x[..., None] + get("fire_hidden_bias")[:, 0])  # [i,j,32]
+        return jnp.einsum("ijk,kh->hij", hidden, get("fire_output"))
     return get("table_bias").T[:, np.minimum(d, 511)]
 
 
@@ -369,7 +388,7 @@ def relative_bias(case, params, n):
         return None
     prefix = prior_prefix(case, n)
     if case["kind"] != "bam":
-        return listed_bias(case["kind"], lambda name: params[prefix + name][..., 0, 0], np.maximum(-distance, 0))
+        return listed_bias(case, lambda name: params[prefix + name][..., 0, 0], np.maximum(-distance, 0))
     alpha, beta, mu = (params[prefix + key][0] for key in ("theta_alpha", "theta_beta", "theta_mu"))
     delta = distance - (jnp.exp(mu) - jnp.exp(-mu))
     r = delta * jnp.sign(delta) + 1e-5  # not jnp.abs: JAX's derivative of that at 0 is 1, here sign(0) = 0
@@ -385,6 +404,16 @@ def mixed_bias(case, params, n, x):
     within = (distance >= 0) & (distance < case["mix_length"])
     table = params[f"layers.{n}.attention.mixed"][:, np.where(within, distance, 0)]
     return jnp.einsum("bihr,rij->bhij", weights, jnp.where(within, table, 0.0))
+
+
+def gate_bias(case, params, n, x):
+    """P[b,h,i,j] of Lin et al. 2025 (fox) and Veisi et al. 2025 (cable): the gates of the tokens behind j up to i, of
+    whole documents, added up. What no query sees is masked later."""
+    layer = f"layers.{n}.attention.forget."
+    gate = (x @ params[layer + "weight"].T + params[layer + "bias"]).transpose(0, 2, 1)  # [B,h,l]
+    gate = jax.nn.log_sigmoid(gate) if case["kind"] == "fox" else -jax.nn.softplus(gate)
+    l, i, j = np.ix_(*[np.arange(case["seq_len"])] * 3)
+    return jnp.einsum("bhl,lij->bhij", gate, ((j < l) & (l <= i)).astype(float))
 
 
 def cap(x, c):
@@ -413,7 +442,9 @@ def row_scale(case, params, n, visible):
 def logits(case, params, n, x, q, k, visible):
     """z[B,H,i,j], the terms in the one order of llmc/attention/terms.h."""
     c = cap(jnp.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(case["head_size"]), case.get("softcap"))
-    bias = mixed_bias(case, params, n, x) if case["kind"] == "mix" else relative_bias(case, params, n)
+    bias = relative_bias(case, params, n)
+    if case["kind"] in (*GATED, "mix"):
+        bias = (mixed_bias if case["kind"] == "mix" else gate_bias)(case, params, n, x)
     scale = row_scale(case, params, n, visible)
     if bias is None:
         z = scale * c
@@ -425,7 +456,7 @@ def logits(case, params, n, x, q, k, visible):
 
 
 def bias_inside(case):
-    return case["kind"] in (*LEARNED, "mix") and case["ssmax_prior"] == "inside" and "log_scale" not in case
+    return case["kind"] in (*LEARNED, *GATED, "mix") and case["ssmax_prior"] == "inside" and "log_scale" not in case
 
 
 def attention(case, params, n, x, start):
@@ -543,7 +574,7 @@ def train(case, params, value_and_grad):
 
 def build(name):
     """(tensors, metadata) of one fixture, in float64, and what the checks need of it."""
-    case, rng = configuration(name), np.random.RandomState(1000 + list(CASES).index(name))
+    case, rng = configuration(name), np.random.RandomState(CASES[name].get("seed", 1000 + list(CASES).index(name)))
     weights = make_parameters(case, rng, name)
     tokens, targets = make_tokens(case, rng)
     params = {key: w.astype(np.float64) for key, w in weights.items()}
@@ -607,6 +638,12 @@ def naive_attention(case, params, n, x, start):
             return theta("t5_bias", d if d < 16 else 15 + sum(d >= f for f in first))
         if case["kind"] == "table":
             return theta("table_bias", min(d, 511))
+        if case["kind"] == "fire":
+            row = lambda name, k, head=0: float(params[prior + name][k, head, 0, 0])
+            c = math.exp(row("fire_scale", 0))
+            x = math.log1p(c * d) / math.log1p(c * case["fire_length"])
+            unit = lambda k: max(0.0, row("fire_hidden", k) * x + row("fire_hidden_bias", k))
+            return sum(row("fire_output", k, h) * unit(k) for k in range(32))
         if case["kind"] == "alibi":  # the slopes of 4 heads, of 12 heads, written out
             return -d * (4.0 ** -(h + 1) if heads == 4 else 2.0 ** -(h + 1) if h < 8 else 2.0 ** -(h - 7.5))
         if case["kind"] != "bam":
@@ -619,6 +656,9 @@ def naive_attention(case, params, n, x, start):
             return 0.0
         rows = get("w_mix.weight")[h * case["mix_rank"] : (h + 1) * case["mix_rank"]]
         return sum(float(row @ x[b, i]) * float(table[d]) for row, table in zip(rows, get("mixed")))
+
+    gates = x @ get("forget.weight").T + get("forget.bias") if case["kind"] in GATED else None
+    decay = lambda gate: -math.log1p(math.exp(-gate if case["kind"] == "fox" else gate))
 
     def speed(m):
         """Radians per position of pair m, by how often it turns in the original length."""
@@ -665,6 +705,8 @@ def naive_attention(case, params, n, x, start):
             if "softcap" in case:
                 a = case["softcap"] * (1 - 2 / (math.exp(2 * a / case["softcap"]) + 1))
             p_ij = bias(h, i - j) + mixed(b, i, h, i - j)
+            if gates is not None:
+                p_ij = sum(decay(gates[b, l, h]) for l in range(j + 1, i + 1))
             z.append(g * (a + p_ij) if bias_inside(case) else g * a + p_ij)
         p = [math.exp(y - max(z)) for y in z]
         total = sum(p) + (math.exp(get("sink")[0, h, 0, 0] - max(z)) if case.get("sinks") else 0)

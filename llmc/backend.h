@@ -15,6 +15,7 @@ DEVICE_NETWORK is what a program that trains on several ranks includes besides.
 #include "swiglu.cuh"
 #include "gate.cuh"
 #include "posenc.cuh"
+#include "forget.cuh"
 #include "cross_entropy.cuh"
 #include "radam.cuh"
 #define DEVICE_NETWORK "dist.cuh"

@@ -5,9 +5,9 @@ update, and the forward through a key/value cache.
   h = x + Wo attention(rmsnorm(x)),  out = h + W2 (silu(W1 n) * W3 n),  n = rmsnorm(h)
   logits = Wout rmsnorm(x) after the last block
 
-No biases; embedding and output head are separate. Operators are those of ops.h; positional mathematics
-is in posenc.h, and nothing here asks for an encoding by name. Parameters are known by name through
-PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes and layout.
+No biases but those of forget gates; embedding and output head are separate. Operators are those of ops.h;
+positional mathematics is in posenc.h, and nothing here asks for an encoding by name. Parameters are known by name
+through PARAM_LIST, activations through ACTIVATION_LIST; both lists drive structs, sizes and layout.
 */
 #ifndef MODEL_H
 #define MODEL_H
@@ -31,30 +31,33 @@ that each group is one matrix for one product: w_mix gives the weights by which 
 by distance `mixed`. A prior is the tensors of the encoding one after another, each with a name of its own.
 Learned positions begin like the token embeddings that they are added to, neither louder nor softer (GPT-2 has 0.02 for
 both), and decay like them, as in GPT-2's reimplementations; they are read in fp32, as computed positions are.
+The projection to forget gates is fp32 and a product of its own: rounding to bf16 would stay in the sums of gates.
 */
-#define PARAM_LIST(X)                                                                                              \
-    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX) \
-    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                 \
-    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                        \
-    X(float, position_embeddings, "position_embeddings.weight", SCOPE_MODEL, PE, C, SHAPE_MATRIX, INIT_NORMAL,     \
-      GROUP_MATRIX)                                                                                                \
-    X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                      \
-    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
-    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
-    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
-    X(floatX, w_mix, "attention.w_mix.weight", SCOPE_LAYER, NH* MR, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)    \
-    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)          \
-    X(floatX, gate, "attention.gate.weight", SCOPE_LAYER, GA* NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)  \
-    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
-    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)    \
-    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                \
-    X(float, q_norm, "attention.q_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)        \
-    X(float, k_norm, "attention.k_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)        \
-    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)          \
-    X(float, sink, "attention.sink", SCOPE_LAYER, SK, NH, SHAPE_HEADS, INIT_ZEROS, GROUP_VECTOR)                   \
-    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                   \
+#define PARAM_LIST(X)                                                                                                \
+    X(floatX, tok_embeddings, "tok_embeddings.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_NORMAL, GROUP_MATRIX)   \
+    X(floatX, output, "output.weight", SCOPE_MODEL, Vp, C, SHAPE_VOCAB, INIT_LINEAR, GROUP_MATRIX)                   \
+    X(float, norm, "norm.weight", SCOPE_MODEL, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                          \
+    X(float, position_embeddings, "position_embeddings.weight", SCOPE_MODEL, PE, C, SHAPE_MATRIX, INIT_NORMAL,       \
+      GROUP_MATRIX)                                                                                                  \
+    X(float, global_prior, "prior", SCOPE_MODEL, 1, PG, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                        \
+    X(floatX, wq, "attention.wq.weight", SCOPE_LAYER, NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, wk, "attention.wk.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
+    X(floatX, wv, "attention.wv.weight", SCOPE_LAYER, NKV* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)           \
+    X(floatX, w_mix, "attention.w_mix.weight", SCOPE_LAYER, NH* MR, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)      \
+    X(floatX, wo, "attention.wo.weight", SCOPE_LAYER, C, NH* HS, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)            \
+    X(floatX, gate, "attention.gate.weight", SCOPE_LAYER, GA* NH* HS, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)    \
+    X(floatX, w1, "feed_forward.w1.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(floatX, w3, "feed_forward.w3.weight", SCOPE_LAYER, F, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(floatX, w2, "feed_forward.w2.weight", SCOPE_LAYER, C, F, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)              \
+    X(float, attention_norm, "attention_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)      \
+    X(float, ffn_norm, "ffn_norm.weight", SCOPE_LAYER, 1, C, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)                  \
+    X(float, q_norm, "attention.q_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)          \
+    X(float, k_norm, "attention.k_norm.weight", SCOPE_LAYER, QN, HS, SHAPE_VECTOR, INIT_ONES, GROUP_VECTOR)          \
+    X(float, forget, "attention.forget.weight", SCOPE_LAYER, FH, C, SHAPE_MATRIX, INIT_LINEAR, GROUP_MATRIX)         \
+    X(float, forget_bias, "attention.forget.bias", SCOPE_LAYER, FH / NH, FH, SHAPE_VECTOR, INIT_ZEROS, GROUP_VECTOR) \
+    X(float, seq_scale, "attention.seq_scale", SCOPE_LAYER, SS, NH, SHAPE_HEADS, INIT_ONES, GROUP_VECTOR)            \
+    X(float, sink, "attention.sink", SCOPE_LAYER, SK, NH, SHAPE_HEADS, INIT_ZEROS, GROUP_VECTOR)                     \
+    X(float, prior, "attention.prior", SCOPE_LAYER, 1, PL, SHAPE_HEADS, INIT_PRIOR, GROUP_PRIOR)                     \
     X(float, mixed, "attention.mixed", SCOPE_LAYER, MR, ML, SHAPE_MATRIX, INIT_MIXED, GROUP_PRIOR)
 
 // The short names that the lists use. PE: rows of learned positions.
@@ -65,11 +68,12 @@ both), and decay like them, as in GPT-2's reimplementations; they are read in fp
                                          SK = (c)->options.sinks ? 1 : 0, QN = (c)->options.qk_norm ? 1 : 0, \
                                          GA = (c)->options.gated_attention ? 1 : 0
 
-// Of activations and workspace, which serve every layer. MR, ML: tables that queries weight, and distances of each.
+// Of activations and workspace, which serve every layer. MR, ML: tables that queries weight, and distances of each. FH:
+// heads with forget gates.
 #define MODEL_DIMENSIONS(c)                                                                    \
     COMMON_DIMENSIONS(c);                                                                      \
     __attribute__((unused)) const size_t MR = model_mix_rank(c), ML = (c)->options.mix_length, \
-                                         QKV = (NH + 2 * NKV) * HS + NH * MR
+                                         QKV = (NH + 2 * NKV) * HS + NH * MR, FH = model_has_forget_gates(c) ? NH : 0
 
 // Of one layer. PG, PL: numbers of the priors that layers share, and of the layer's own.
 #define LAYER_DIMENSIONS(c, layer)                                                                      \
@@ -78,7 +82,7 @@ both), and decay like them, as in GPT-2's reimplementations; they are read in fp
     const size_t MR = model_layer_mix_rank(c, layer),                                                   \
                  ML = MR > 0 ? (c)->options.mix_length : 0, QKV = (NH + 2 * NKV) * HS + NH * MR,        \
                  PG = model_global_prior_place(c, POS_COUNT), PL = model_layer_prior_numbers(c, layer), \
-                 SS = model_layer_ssmax(c, layer) ? 1 : 0
+                 SS = model_layer_ssmax(c, layer) ? 1 : 0, FH = model_layer_has_forget_gates(c, layer) ? NH : 0
 
 enum {
 #define X(type, field, ...) PARAM_##field,
@@ -138,6 +142,8 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, qk_before, ACT_LAYER, QN* N*(NH + NKV) * HS) /* q, then k, before their norm */ \
     X(float, qk_rstd, ACT_LAYER, QN* N*(NH + NKV))                                            \
     X(floatX, qkv, ACT_LAYER, N* QKV) /* after norm and rotation; then mix */                 \
+    X(float, forget_gates, ACT_LAYER, N* FH)                                                  \
+    X(double, forget_sums, ACT_LAYER, N* FH)                                                  \
     X(floatX, attention, ACT_LAYER, N* C)                                                     \
     X(float, lse, ACT_LAYER, N* NH)                                                           \
     X(floatX, gate, ACT_LAYER, GA* N* C)     /* before the sigmoid */                         \
@@ -161,7 +167,8 @@ typedef enum { ACT_STREAM, ACT_LAYER, ACT_MODEL, ACT_BACKWARD } ActivationScope;
     X(floatX, d_norm, ACT_BACKWARD, N* C)                                                     \
     X(floatX, d_wide, ACT_BACKWARD, N*(F > QKV ? F : QKV))                                    \
     X(float, d_bias, ACT_BACKWARD, NH* max_length)                                            \
-    X(float, d_row_scale, ACT_BACKWARD, NH) /* of what is not learned, unread */
+    X(float, d_row_scale, ACT_BACKWARD, NH) /* of what is not learned, unread */              \
+    X(float, d_forget_sums, ACT_BACKWARD, N* FH)
 
 enum {
 #define X(type, field, ...) ACT_##field,
@@ -233,7 +240,8 @@ typedef struct Model {
 typedef struct {
     floatX* entries;
     size_t capacity, length;
-    int document_start;  // position of the last BOS, 0 before the first
+    int document_start;   // position of the last BOS, 0 before the first
+    double* forget_sums;  // [L][NH][capacity], NULL without forget gates
 } KVCache;
 
 #include "model_layout.h"
@@ -270,6 +278,7 @@ static inline size_t model_workspace_bytes(const Model* model) {
         attention_workspace(&batch, training),
         rmsnorm_workspace(N, C),
         embedding_workspace(N, V),
+        FH > 0 ? forget_workspace(N, C, NH) : 0,
     };
     size_t most = 0;
     for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) { most = needs[i] > most ? needs[i] : most; }
@@ -328,7 +337,8 @@ static inline void model_fill_position_table(Model* model) {
     if (model_learns_positions(c)) { return; }  // it is filled when the weights are there
     const PositionSettings settings = model_position_settings(c);
     for (size_t layer = 0; layer < c->L; layer++) {
-        if (model_layer_info(c, layer)->mechanism == POSENC_NONE) { continue; }
+        const PosencMechanism mechanism = model_layer_info(c, layer)->mechanism;
+        if (mechanism != POSENC_ADD && mechanism != POSENC_ROTATE) { continue; }
         position_table(model->position_table, model_layer_encoding(c, layer), &settings, length, size / length);
         return;  // all layers that need a table need this one
     }

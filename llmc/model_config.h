@@ -81,7 +81,9 @@ static inline PositionSettings model_position_settings(const ModelConfig* c) {
 }
 
 static inline PosencSettings model_posenc_settings(const ModelConfig* c) {
-    PosencSettings s = {c->options.sandwich_dim, strcmp(c->options.alibi_slopes, "geometric") == 0};
+    PosencSettings s = POSENC_DEFAULT_SETTINGS;
+    s.sandwich_dim = c->options.sandwich_dim, s.alibi_geometric = strcmp(c->options.alibi_slopes, "geometric") == 0;
+    if (c->options.fire_length > 0) { s.fire_length = c->options.fire_length; }  // training sets it
     return s;
 }
 

@@ -64,6 +64,21 @@ static inline const float* model_added_positions(const Model* model) {
     return model->position_table ? model->position_table : model_params(model, 0).position_embeddings;
 }
 
+// The cumulated gates of a layer, [B,NH,stride] from the first position on: in the cache, where there is one.
+typedef struct {
+    double* at;
+    size_t stride;
+} ForgetSums;
+
+static inline ForgetSums model_forget_sums(const Model* model, size_t layer, const Pass* pass) {
+    ForgetSums sums = {model_activations(model, layer).forget_sums, pass->T};
+    if (pass->cache) {
+        sums.stride = pass->cache->capacity;
+        sums.at = pass->cache->forget_sums + layer * model->config.NH * sums.stride;
+    }
+    return sums;
+}
+
 // What attention reads in this layer: from the layer's own rows, or keys and values from the cache.
 static inline AttentionInput model_attention_input(const Model* model, size_t layer, const Pass* pass) {
     LAYER_DIMENSIONS(&model->config, layer);
@@ -86,6 +101,8 @@ static inline AttentionInput model_attention_input(const Model* model, size_t la
     }
     const size_t rows = model->row_rule[layer] * pass->B * pass->T;
     in.start = a.start + rows, in.documents = model_layer_window(&model->config, layer) ? 0 : model->documents;
+    const ForgetSums sums = model_forget_sums(model, layer, pass);
+    in.logit.by_key = sums.at, in.logit.key_stride = sums.stride;
     in.logit.by_distance = bias, in.logit.distance_stride = model->plan.max_length;
     in.logit.inside = model_bias_inside(&model->config, layer);
     in.logit.seq_scale = SS ? model_params(model, layer).seq_scale : model->ones,
@@ -106,6 +123,17 @@ static inline size_t count_documents(const int* tokens, int bos, size_t B, size_
 
 // ----------------------------------------------------------------------------
 // forward
+
+// From attention_norm to the numbers by key.
+static inline void forward_forget(const Model* model, size_t layer, const Pass* pass) {
+    LAYER_DIMENSIONS(&model->config, layer);
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    const ForgetSums sums = model_forget_sums(model, layer, pass);
+    forget_gates(a.forget_gates, a.attention_norm, p.forget, p.forget_bias, pass->B * pass->T, C, NH);
+    forget_sums(sums.at, a.forget_gates, a.start + model->row_rule[layer] * pass->B * pass->T,
+                model_layer_info(&model->config, layer)->mechanism, pass->position, pass->B, pass->T, NH, sums.stride);
+}
 
 // From attention_norm to qkv, with q and k normed and rotated where that is asked for.
 static inline void forward_qkv(const Model* model, size_t layer, const Pass* pass) {
@@ -139,11 +167,12 @@ static inline const floatX* attention_output(const Model* model, size_t layer, s
 
 // The block up to its feed-forward activation: everything that a backward pass through the block needs.
 static inline void forward_block(const Model* model, size_t layer, const Pass* pass) {
-    MODEL_DIMENSIONS(&model->config);
+    LAYER_DIMENSIONS(&model->config, layer);
     const size_t N = pass->B * pass->T;
     Activations a = model_activations(model, layer);
     Params p = model_params(model, layer);
     forward_qkv(model, layer, pass);
+    if (FH > 0) { forward_forget(model, layer, pass); }
     AttentionInput in = model_attention_input(model, layer, pass);
     attention_forward(a.attention, a.lse, &in, model->workspace);
     if (GA) { matmul_forward(a.gate, a.attention_norm, p.gate, model->workspace, N, C, C); }
@@ -246,16 +275,19 @@ static inline void model_logits(const Model* model, float* logits, size_t row) {
 // key/value cache
 
 static inline size_t kv_cache_bytes(const ModelConfig* c, size_t capacity) {
-    return c->L * capacity * 2 * c->NKV * c->HS * sizeof(floatX);
+    const size_t gates = model_has_forget_gates(c) ? c->NH * sizeof(double) : 0;
+    return c->L * capacity * (2 * c->NKV * c->HS * sizeof(floatX) + gates);
 }
 
 static inline KVCache kv_cache_create(const ModelConfig* c, size_t capacity) {
-    KVCache cache = {(floatX*)device_malloc(kv_cache_bytes(c, capacity)), capacity, 0, 0};
+    const size_t gates = model_has_forget_gates(c) ? c->L * c->NH * capacity * sizeof(double) : 0;
+    KVCache cache = {(floatX*)device_malloc(kv_cache_bytes(c, capacity) - gates), capacity, 0, 0, NULL};
+    if (gates > 0) { cache.forget_sums = (double*)device_malloc(gates); }
     return cache;
 }
 
 static inline void kv_cache_free(KVCache* cache) {
-    device_free(cache->entries);
+    device_free(cache->entries), device_free(cache->forget_sums);
     memset(cache, 0, sizeof *cache);
 }
 
@@ -289,6 +321,19 @@ static inline void backward_ffn(const Model* model, size_t layer, size_t N) {
                      C);
 }
 
+// From the gradient of the numbers by key: adds to d_norm. The gates are used up.
+static inline void backward_forget(const Model* model, size_t layer, const Pass* pass) {
+    LAYER_DIMENSIONS(&model->config, layer);
+    Activations a = model_activations(model, layer);
+    Params p = model_params(model, layer);
+    Gradients g = model_gradients(model, layer);
+    forget_sums_backward(a.forget_gates, a.d_forget_sums, a.forget_gates,
+                         a.start + model->row_rule[layer] * pass->B * pass->T,
+                         model_layer_info(&model->config, layer)->mechanism, pass->B, pass->T, NH);
+    forget_gates_backward(a.d_norm, g.forget, g.forget_bias, a.forget_gates, a.attention_norm, p.forget,
+                          model->workspace, pass->B * pass->T, C, NH);
+}
+
 // d_residual: from the gradient of the block's middle to that of its input.
 static inline void backward_attention(const Model* model, size_t layer, const Pass* pass) {
     LAYER_DIMENSIONS(&model->config, layer);
@@ -307,6 +352,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
     d.dq = d_qkv, d.dk = d_qkv + NH * HS, d.dv = d_qkv + (NH + NKV) * HS;
     d.dby_distance = a.d_bias, d.dseq_scale = SS ? g.seq_scale : a.d_row_scale, d.dsink = g.sink;
     d.dmix = d_qkv + (NH + 2 * NKV) * HS, d.dmixed = g.mixed;
+    d.dby_key = a.d_forget_sums;
     attention_backward(&d, a.d_norm, a.attention, a.lse, &in, model->workspace);
     const PosKind encoding = model_layer_encoding(&model->config, layer);
     if (posenc_params(encoding) > 0) {
@@ -323,6 +369,7 @@ static inline void backward_attention(const Model* model, size_t layer, const Pa
                                model->workspace, N, NKV, HS);
     }
     matmul_backward(a.d_norm, g.wq, d_qkv, a.attention_norm, p.wq, model->workspace, N, C, QKV);
+    if (FH > 0) { backward_forget(model, layer, pass); }
     rmsnorm_backward(a.d_residual, g.attention_norm, a.d_norm, a.residual, p.attention_norm, a.attention_rstd,
                      model->workspace, N, C);
     if (GA) {  // the norm's gradient is linear in that of its output, so the gate's part is added by itself

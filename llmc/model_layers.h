@@ -59,6 +59,17 @@ static inline size_t model_mix_rank(const ModelConfig* c) {
     return rank;
 }
 
+// Is attention given cumulative sums of forget gates in this layer; in any?
+static inline bool model_layer_has_forget_gates(const ModelConfig* c, size_t layer) {
+    return (posenc_info(c->layers[layer].encoding)->terms & TERM_KEY) != 0;
+}
+
+static inline bool model_has_forget_gates(const ModelConfig* c) {
+    bool found = false;
+    for (size_t l = 0; l < c->L; l++) { found |= model_layer_has_forget_gates(c, l); }
+    return found;
+}
+
 static inline bool model_has_window(const ModelConfig* c) {
     bool found = false;
     for (size_t l = 0; l < c->L; l++) { found |= model_layer_window(c, l) > 0; }

@@ -64,6 +64,8 @@ nothing, as sweeps over encodings want.
       "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)")                     \
     X(SIZE, sandwich_dim, sandwich_dim, MODEL_ALWAYS, is == posenc_info(POS_SANDWICH), "128", 2, SANDWICH_MAX_DIM,     \
       NULL, "twice the number of cosines of sandwich")                                                                 \
+    X(SIZE, fire_length, fire_length, MODEL_ALWAYS, is == posenc_info(POS_FIRE), "0", 0, 16777216, NULL,               \
+      "distance at which the coordinate of fire is 1; 0: --sequence_length")                                           \
     X(SIZE, mix_rank, mix_rank, MODEL_ALWAYS, (is->terms & TERM_MIX) != 0, "16", 1, MIX_MAX_RANK, NULL,                \
       "tables by distance of each layer of mix, and weights of them that each query and head has")                     \
     X(SIZE, mix_length, mix_length, MODEL_ALWAYS, (is->terms & TERM_MIX) != 0, "1024", 1, MIX_MAX_LENGTH, NULL,        \

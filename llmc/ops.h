@@ -150,6 +150,31 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, Posen
                          size_t NH, size_t T);
 
 // ----------------------------------------------------------------------------
+// forget.c: numbers by key that a projection of the block's input decides. The number of key j is the sum of
+// u(gates[l]) over the tokens l of its document up to j, without the document's first, which no logit holds; attention
+// subtracts differences of them. POSENC_FORGET: u(x) = -ln sigmoid(x) (Lin et al. 2025, arXiv 2503.02130, eq. 5);
+// POSENC_SOFTPLUS: u(x) = ln(1 + e^x) (Veisi et al. 2025, arXiv 2503.08067). The projection is fp32 in every precision.
+
+// gates[N,NH] = inp[N,C] * weight[NH,C]^T + bias[NH]. Overwrites.
+void forget_gates(float* gates, const floatX* inp, const float* weight, const float* bias, size_t N, size_t C,
+                  size_t NH);
+
+// sums[B,NH,stride], entries position .. position + T - 1, from gates[B,T,NH] and start[B,T] of the tokens there; the
+// entry before them is read, for documents that began earlier. Sums begin anew where a token is the first that it sees
+// itself, also behind a window. Overwrites those entries.
+void forget_sums(double* sums, const float* gates, const int* start, PosencMechanism kind, size_t position, size_t B,
+                 size_t T, size_t NH, size_t stride);
+
+// dgates[B,T,NH] from dsums[B,NH,T], position 0. Overwrites; dgates may alias gates.
+void forget_sums_backward(float* dgates, const float* dsums, const float* gates, const int* start, PosencMechanism kind,
+                          size_t B, size_t T, size_t NH);
+
+// dinp[N,C] += dgates[N,NH] * weight; dweight[NH,C] += dgates^T * inp; dbias[NH] += column sums of dgates.
+void forget_gates_backward(floatX* dinp, float* dweight, float* dbias, const float* dgates, const floatX* inp,
+                           const float* weight, void* workspace, size_t N, size_t C, size_t NH);
+size_t forget_workspace(size_t N, size_t C, size_t NH);  // bytes
+
+// ----------------------------------------------------------------------------
 // cross_entropy.c: output head and loss, in chunks of rows so that N x V logits never exist at once
 
 // losses[N] = -ln softmax(z)[n, targets[n]], overwritten, of the logits z = inp[N,C] * weight[V,C]^T, or, where cap is

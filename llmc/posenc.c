@@ -67,16 +67,29 @@ static void load_head_parameters(double* out, PosKind kind, const float* theta, 
     for (size_t p = 0; p < params; p++) { out[p] = posenc_parameter(kind, theta, p, h, NH); }
 }
 
+// The coordinates of T distances, a new array; NULL for encodings without them. All heads have head 0's.
+static double* distance_coordinates(PosKind kind, PosencSettings settings, const float* theta, size_t NH, size_t T) {
+    if (!posenc_has_coordinates(kind)) { return NULL; }
+    const size_t params = posenc_params(kind);
+    double *head_theta = (double*)xcalloc(params, sizeof(double)), *at = (double*)xcalloc(T, sizeof(double));
+    load_head_parameters(head_theta, kind, theta, params, 0, NH);
+#pragma omp parallel for schedule(static)
+    for (size_t d = 0; d < T; d++) { at[d] = posenc_coordinate(kind, head_theta, settings, d); }
+    free(head_theta);
+    return at;
+}
+
 void bias_table_forward(float* table, PosKind kind, PosencSettings settings, const float* theta, size_t NH, size_t T) {
     const size_t params = posenc_params(kind);
     double* head_theta = (double*)xcalloc(params + 1, sizeof(double));
+    double* coordinates = distance_coordinates(kind, settings, theta, NH, T);
     for (size_t h = 0; h < NH; h++) {
-        const PosencHead head = {h, NH, settings};
+        const PosencHead head = {h, NH, settings, coordinates};
         load_head_parameters(head_theta, kind, theta, params, h, NH);
 #pragma omp parallel for schedule(static)
         for (size_t d = 0; d < T; d++) { table[h * T + d] = posenc_bias(kind, head_theta, head, d); }
     }
-    free(head_theta);
+    free(head_theta), free(coordinates);
 }
 
 void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, PosencSettings settings, const float* theta,
@@ -87,9 +100,10 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, Posen
     const size_t stride = round_up(2 * params, 16);
     double* heads = (double*)xcalloc(NH * stride, sizeof(double));
     bool* clamped = (bool*)xcalloc(NH * T, sizeof(bool));
+    double* coordinates = distance_coordinates(kind, settings, theta, NH, T);
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < NH; h++) {
-        const PosencHead head = {h, NH, settings};
+        const PosencHead head = {h, NH, settings, coordinates};
         double *head_theta = heads + h * stride, *sum = head_theta + params;
         load_head_parameters(head_theta, kind, theta, params, h, NH);
         for (size_t d = 0; d < T; d++) { clamped[h * T + d] = posenc_bias_clamped(kind, head_theta, head, d); }
@@ -112,5 +126,5 @@ void bias_table_backward(float* dtheta, const float* dtable, PosKind kind, Posen
             sum = 0;
         }
     }
-    free(heads), free(clamped);
+    free(heads), free(clamped), free(coordinates);
 }

@@ -79,7 +79,7 @@ __global__ void bias_table_forward_kernel(float* table, PosKind kind, PosencSett
                                           size_t NH, size_t T) {
     DYN_SHARED(double, head_theta);
     const size_t h = blockIdx.y, d = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    const PosencHead head = {h, NH, settings};
+    const PosencHead head = {h, NH, settings, NULL};
     load_head_parameters(head_theta, kind, theta, h, NH);
     if (d < T) { table[h * T + d] = posenc_bias(kind, head_theta, head, d); }
 }
@@ -99,7 +99,7 @@ __global__ void bias_table_backward_kernel(float* dtheta, const float* dtable, P
     const PosencReach reach = posenc_reach(kind, p);
     double sum = 0;
     for (size_t h = first; h < NH && posenc_place(kind, p, h, NH) == place; h++) {
-        const PosencHead head = {h, NH, settings};
+        const PosencHead head = {h, NH, settings, NULL};
         load_head_parameters(head_theta, kind, theta, h, NH);
         for (size_t d = reach.first + threadIdx.x; d < T && d < reach.end; d += blockDim.x) {
             const bool clamped = posenc_bias_clamped(kind, head_theta, head, d);

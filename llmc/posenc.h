@@ -37,21 +37,40 @@ enum { SANDWICH_MAX_DIM = 65536, MIX_MAX_RANK = 16, MIX_MAX_LENGTH = 262144 };
 typedef struct {
     size_t sandwich_dim;   // twice the number of Sandwich's cosines
     bool alibi_geometric;  // ALiBi's slopes of any number of heads are 2^(-8(h+1)/NH); else as published
+    size_t fire_length;    // the distance at which FIRE's coordinate is 1
 } PosencSettings;
 
 #define POSENC_DEFAULT_SETTINGS \
-    { 128, false }
+    { 128, false, 512 }
 
 // The head whose bias it is.
 typedef struct {
     size_t h, NH;
     PosencSettings settings;
+    const double* coordinates;  // those of all distances, where they are dear and known already; else NULL
 } PosencHead;
 
 // Distances first <= d < end.
 typedef struct {
     size_t first, end;
 } PosencReach;
+
+// What an encoding does before attention: nothing, add to the token embedding (what is computed, or what is learned),
+// rotate q and k, or project the block's input to a gate for each head, whose -ln sigmoid or softplus attention is
+// given cumulated (ops.h, forget.c).
+typedef enum { POSENC_NONE, POSENC_ADD, POSENC_LEARN, POSENC_ROTATE, POSENC_FORGET, POSENC_SOFTPLUS } PosencMechanism;
+
+// ----------------------------------------------------------------------------
+// gates: what one token adds to the cumulative sums, ln(1 + e^-x) = -ln sigmoid(x) or ln(1 + e^x)
+
+HOST_DEVICE double posenc_gate(PosencMechanism kind, double x) {
+    if (kind == POSENC_FORGET) { x = -x; }
+    return (x > 0 ? x : 0.0) + log1p(exp(-fabs(x)));
+}
+
+HOST_DEVICE double posenc_gate_slope(PosencMechanism kind, double x) {
+    return kind == POSENC_FORGET ? -1.0 / (1.0 + exp(x)) : 1.0 / (1.0 + exp(-x));
+}
 
 // ----------------------------------------------------------------------------
 // sinusoidal: added to the token embedding (Vaswani et al. 2017, section 3.5)
@@ -178,10 +197,6 @@ static inline double bam_initial(const char* word, bool trained, size_t p, size_
 #define POSENC_TENSORS_EXTRA(X)
 #endif
 
-// What an encoding does before attention: nothing, add to the token embedding (what is computed, or what is learned),
-// rotate q and k.
-typedef enum { POSENC_NONE, POSENC_ADD, POSENC_LEARN, POSENC_ROTATE } PosencMechanism;
-
 // What attention is given besides q, k and v: all that it knows of an encoding.
 enum {
     TERM_DISTANCE = 1 << 0,  // a bias P_h(d)
@@ -222,6 +237,9 @@ theta[0], theta[1], ... in the order of POSENC_TENSORS:
       initial_by_word)                                                                                               \
     X(T5, t5, POSENC_NONE, TERM_DISTANCE, true, t5_value, t5_derivative, t5_reach, initial_by_word)                  \
     X(TABLE, table, POSENC_NONE, TERM_DISTANCE, true, table_value, table_derivative, table_reach, initial_by_word)   \
+    X(FIRE, fire, POSENC_NONE, TERM_DISTANCE, true, fire_value, fire_derivative, everywhere, fire_initial)           \
+    X(FOX, fox, POSENC_FORGET, TERM_KEY, true, no_value, no_derivative, everywhere, initial_by_word)                 \
+    X(CABLE, cable, POSENC_SOFTPLUS, TERM_KEY, true, no_value, no_derivative, everywhere, initial_by_word)           \
     X(MIX, mix, POSENC_NONE, TERM_MIX, true, no_value, no_derivative, everywhere, initial_by_word)                   \
     POSENC_LIST_EXTRA(X)
 
@@ -255,6 +273,13 @@ to both.
     X(T5, t5_bias, T5_BUCKETS, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL,                               \
       "T5's biases by bucket of distances")                                                                           \
     X(TABLE, table_bias, TABLE_LENGTH, POSENC_PER_HEAD, true, "0", "number sampled", 1e6, NULL, "biases by distance") \
+    X(FIRE, fire_scale, 1, POSENC_SHARED, true, "-2.302585", "number", 20, NULL, "logarithm of c of fire")            \
+    X(FIRE, fire_hidden, FIRE_UNITS, POSENC_SHARED, true, "uniform", "number uniform sampled", 1e6, NULL,             \
+      "hidden weights of fire")                                                                                       \
+    X(FIRE, fire_hidden_bias, FIRE_UNITS, POSENC_SHARED, true, "uniform", "number uniform sampled", 1e6, NULL,        \
+      "hidden biases of fire")                                                                                        \
+    X(FIRE, fire_output, FIRE_UNITS, POSENC_PER_HEAD, true, "uniform", "number uniform sampled", 1e6, NULL,           \
+      "output weights of fire")                                                                                       \
     POSENC_TENSORS_EXTRA(X)
 
 typedef enum {
@@ -434,6 +459,13 @@ HOST_DEVICE double posenc_bias_unclamped(PosKind kind, const double* theta, Pose
 #undef X
         default: return 0.0;
     }
+}
+
+// What PosencHead.coordinates holds of distance d: a function of what all heads share, 0 for encodings without one.
+HOST_DEVICE bool posenc_has_coordinates(PosKind kind) { return kind == POS_FIRE; }
+
+HOST_DEVICE double posenc_coordinate(PosKind kind, const double* theta, PosencSettings settings, size_t d) {
+    return kind == POS_FIRE ? fire_coordinate(theta, settings, d) : 0.0;
 }
 
 // P_h(d), finite for all parameters: kept within +-POSENC_BIAS_LIMIT (theta_beta = -8 at d = 0 would be 1e40).

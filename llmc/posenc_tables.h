@@ -143,4 +143,53 @@ HOST_DEVICE PosencReach table_reach(size_t p) {
     return reach;
 }
 
+// ----------------------------------------------------------------------------
+// FIRE (Li et al. 2024, arXiv 2310.04418): a network with one hidden layer that all heads share, and an output for
+// each, of x = ln(1 + c d) / ln(1 + c L): P = sum over k of v_k max(0, w_k x + b_k); theta = (ln c, w, b, v).
+// Published, the denominator has the query's position where that is beyond L, so that x ends at 1; here it is a
+// function of distance alone, L the training length, and x goes on above 1 beyond it. An output's bias would be
+// constant in every row.
+
+enum { FIRE_UNITS = 32 };
+
+HOST_DEVICE double fire_coordinate(const double* theta, PosencSettings settings, size_t d) {
+    const double c = exp(theta[0]);
+    return log1p(c * (double)d) / log1p(c * (double)settings.fire_length);
+}
+
+HOST_DEVICE double fire_coordinate_of(const double* theta, PosencHead head, size_t d) {
+    return head.coordinates ? head.coordinates[d] : fire_coordinate(theta, head.settings, d);
+}
+
+HOST_DEVICE double fire_value(const double* theta, PosencHead head, size_t d) {
+    const double x = fire_coordinate_of(theta, head, d), *w = theta + 1, *b = w + FIRE_UNITS, *v = b + FIRE_UNITS;
+    double sum = 0.0;
+    for (size_t k = 0; k < FIRE_UNITS; k++) {
+        const double unit = w[k] * x + b[k];
+        sum += unit > 0 ? v[k] * unit : 0.0;
+    }
+    return sum;
+}
+
+// By ln c through every unit; by any other number through its own alone.
+HOST_DEVICE double fire_derivative(const double* theta, size_t p, PosencHead head, size_t d) {
+    const double x = fire_coordinate_of(theta, head, d), *w = theta + 1, *b = w + FIRE_UNITS, *v = b + FIRE_UNITS;
+    if (p > 0) {
+        const size_t k = (p - 1) % FIRE_UNITS;
+        const double unit = w[k] * x + b[k];
+        if (!(unit > 0)) { return 0.0; }
+        return p <= FIRE_UNITS ? v[k] * x : p <= 2 * FIRE_UNITS ? v[k] : unit;
+    }
+    double slope = 0.0;  // by x
+    for (size_t k = 0; k < FIRE_UNITS; k++) { slope += w[k] * x + b[k] > 0 ? v[k] * w[k] : 0.0; }
+    const double near = exp(theta[0]) * (double)d, far = exp(theta[0]) * (double)head.settings.fire_length;
+    return slope * (near / (1.0 + near) - x * far / (1.0 + far)) / log1p(far);
+}
+
+// As PyTorch begins linear layers: uniform up to 1 / sqrt(inputs) on either side. Published, c begins at 0.1.
+static inline double fire_initial(const char* word, bool trained, size_t p, size_t h, size_t NH, Random* random) {
+    if (strcmp(word, "uniform") != 0) { return initial_by_word(word, trained, p, h, NH, random); }
+    return (2.0 * random_uniform(random) - 1.0) / (p > 2 * FIRE_UNITS ? sqrt((double)FIRE_UNITS) : 1.0);
+}
+
 #endif

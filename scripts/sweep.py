@@ -44,7 +44,8 @@ example: scripts/sweep.sh --encodings bam_ssmax,alibi --sizes l6,l8 --jobs 2 --d
 """
 
 STANDARD = ["nope", "sinusoidal", "rotary", "alibi", "bam"]  # those of --encodings by default
-ENCODINGS = STANDARD + ["kerple_log", "kerple_power", "alibi_learned", "sandwich", "t5", "table", "mix"]
+ENCODINGS = STANDARD + ["kerple_log", "kerple_power", "alibi_learned", "sandwich", "t5", "table", "fire", "fox", "cable"]
+ENCODINGS += ["mix"]
 SIZES = ["l2", "l4", "l6", "l8", "l12", "l15", "l18", "l24"]
 # Flags that do not change what a run is.
 HOW_TO_RUN = {"log_dir", "data_dir", "tokenizer", "device", "compile", "tensorcores", "recompute", "checkpoint_every",

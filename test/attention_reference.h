@@ -22,7 +22,9 @@ typedef struct {
     bool inside;
     const float *seq_scale, *log_count;
     double cap;
-    const float *by_key, *sink;
+    const double* by_key;
+    size_t key_stride;
+    const float* sink;
     const float *mix, *mixed;
     size_t mix_stride, mix_batch;
 } AttentionCase;
@@ -77,12 +79,13 @@ static inline size_t reference_mixes(const ReferenceRow* r, size_t distance) {
 static inline double reference_weights(ReferenceRow* r) {
     const AttentionCase* c = r->c;
     const AttentionSizes* s = &c->size;
+    const double* keys = c->by_key + (r->b * s->NH + r->h) * c->key_stride;
     double sink = s->terms & TERM_SINK ? (double)c->sink[r->h] : -INFINITY, largest = sink, root = sqrt((double)s->HS);
     for (size_t j = r->first; j <= r->position; j++) {
         double a = reference_dot(c->q + reference_query(r), c->k + reference_key(r, j), s->HS) / root, p = 0;
         if (s->terms & TERM_CAP) { a = c->cap * tanh(a / c->cap); }
         if (s->terms & TERM_DISTANCE) { p += (double)c->by_distance[r->h * c->distance_stride + r->position - j]; }
-        if (s->terms & TERM_KEY) { p += (double)c->by_key[(r->b * s->NH + r->h) * s->Tk + j]; }
+        if (s->terms & TERM_KEY) { p += keys[j] - keys[r->position]; }
         for (size_t m = 0, d = r->position - j; m < reference_mixes(r, d); m++) {
             p += (double)c->mix[reference_mix(r) + m] * (double)c->mixed[m * s->mixed_length + d];
         }
@@ -113,7 +116,10 @@ static inline void reference_gradients(const AttentionReference* to, const Refer
         reference_add(to->dq + query, da / root, c->k + key, HS);
         reference_add(to->dk + key, da / root, c->q + query, HS);
         if (c->size.terms & TERM_DISTANCE) { to->dby_distance[r->h * c->distance_stride + r->position - j] += dp; }
-        if (c->size.terms & TERM_KEY) { to->dby_key[(r->b * c->size.NH + r->h) * c->size.Tk + j] += dp; }
+        if (c->size.terms & TERM_KEY) {
+            double* keys = to->dby_key + (r->b * c->size.NH + r->h) * c->size.Tk;
+            keys[j] += dp, keys[r->position] -= dp;
+        }
         for (size_t m = 0, d = r->position - j; m < reference_mixes(r, d); m++) {
             size_t weight = reference_mix(r) + m, entry = m * c->size.mixed_length + d;
             to->dmix[weight] += dp * (double)c->mixed[entry];

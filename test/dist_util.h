@@ -138,7 +138,8 @@ static inline double column_distance(const char* a, const char* b, unsigned colu
     return worst;
 }
 
-// What two runs differ in, all relative: the logs; the weights and moments of everything but priors; those of priors.
+// What two runs differ in, all relative: the logs; the weights and moments of everything but priors; those of priors
+// and of forget gates, whose gradients are sums of the same kind.
 typedef struct {
     double logs, tensors, priors;
 } Distance;
@@ -161,7 +162,7 @@ static inline Distance run_distance(const char* a, const char* b) {
         assert_int_equal(x.count, y.count);
         for (size_t i = 0; i < x.count; i++) {
             const SafeTensor* t = &x.tensors[i];
-            double* sum = strstr(t->name, "prior.") ? &d.priors : &d.tensors;
+            double* sum = strstr(t->name, "prior.") || strstr(t->name, ".forget.") ? &d.priors : &d.tensors;
             *sum = fmax(*sum, tensor_distance(t, safetensors_find(&y, t->name), 1e-30));
         }
         safetensors_close(&x), safetensors_close(&y);

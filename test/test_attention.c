@@ -378,7 +378,7 @@ static void test_bias_over_a_long_context(void** state) {
     float *v = random_array((size_t)T * HS, 1.0, &random), *bias = xcalloc(T, sizeof(float)), out[HS], lse;
     double theta[3] = {0.0, 2.0, 0.0};
     for (size_t d = 0; d < T; d++) {
-        bias[d] = posenc_bias(POS_BAM, theta, (PosencHead){0, 1, POSENC_DEFAULT_SETTINGS}, d);
+        bias[d] = posenc_bias(POS_BAM, theta, (PosencHead){0, 1, POSENC_DEFAULT_SETTINGS, NULL}, d);
     }
     AttentionInput in = {.size = {1, 1, T, 1, 1, HS, TERM_DISTANCE, 0, 0}};
     in.q = q, in.k = k, in.v = v, in.q_stride = in.kv_stride = HS, in.q_batch = HS, in.kv_batch = (size_t)T * HS;

@@ -466,9 +466,10 @@ static void host_bias_table(float* table, float* dtheta, const float* dtable, Po
     for (size_t h = 0; h < NH; h++) {
         for (size_t p = 0; p < posenc_params(kind); p++) { theta[p] = posenc_parameter(kind, numbers, p, h, NH); }
         for (size_t d = 0; d < T; d++) {
-            table[h * T + d] = posenc_bias(kind, theta, {h, NH, POSENC_DEFAULT_SETTINGS}, d);
+            table[h * T + d] = posenc_bias(kind, theta, {h, NH, POSENC_DEFAULT_SETTINGS, NULL}, d);
             for (size_t p = 0; p < posenc_params(kind); p++) {
-                const double slope = posenc_derivative_unclamped(kind, theta, p, {h, NH, POSENC_DEFAULT_SETTINGS}, d);
+                const double slope =
+                    posenc_derivative_unclamped(kind, theta, p, {h, NH, POSENC_DEFAULT_SETTINGS, NULL}, d);
                 sums[posenc_place(kind, p, h, NH)] += dtable[h * T + d] * slope;
             }
         }

@@ -36,6 +36,7 @@ static const struct {
      "--dim 24 --n_heads 3 --n_kv_heads 1 --softcap 2 --sinks --window 9 --final_softcap 5 --qk_norm --gated_attention",
      {{2, 0, 1}, {3, 1, 1}}},
     {"rotary+bam_ssmax+nope", "--layer_encodings rotary,bam_ssmax,nope --n_layers 3 --recompute 1", {{2, 1, 1}}},
+    {"fox", "--dim 24 --n_heads 3 --weight_decay 0.1", {{3, 1, 1}}},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -68,7 +69,8 @@ static void train_case(size_t c, Layout layout) {
 static double prior_bound(size_t c, const char* alone) {
     static const size_t sizes[] = {2, 12};
     double worst = 0;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && strstr(cases[c].encoding, "bam"); i++) {
+    const bool needed = strstr(cases[c].encoding, "bam") || strstr(cases[c].encoding, "fox");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && needed; i++) {
         char *base = case_flags(c, ALONE), *flags = text("%s --batch_size %zu", base, sizes[i]);
         char *log = text("case%zu_batch%zu", c, sizes[i]), *folder = run_file(log, cases[c].encoding, "");
         train_ranks_quietly(PROGRAM, 0, log, flags);

@@ -403,7 +403,7 @@ static void test_async_copies(void**) {
 static __global__ void posenc_kernel(float* out, PosKind kind, size_t NH) {
     const double theta[3] = {0.7, 0.3, 1.5};
     out[blockIdx.x * blockDim.x + threadIdx.x] =
-        posenc_bias(kind, theta, {blockIdx.x, NH, POSENC_DEFAULT_SETTINGS}, threadIdx.x);
+        posenc_bias(kind, theta, {blockIdx.x, NH, POSENC_DEFAULT_SETTINGS, NULL}, threadIdx.x);
 }
 
 static void test_posenc(void**) {
@@ -415,7 +415,7 @@ static void test_posenc(void**) {
         LAUNCH(posenc_kernel, HEADS, DISTANCES, 0, 0, device, kind, (size_t)HEADS);
         fetch(out, device, HEADS * DISTANCES);
         for (size_t i = 0; i < HEADS * DISTANCES; i++) {
-            float want = posenc_bias(kind, theta, {i / DISTANCES, HEADS, POSENC_DEFAULT_SETTINGS}, i % DISTANCES);
+            float want = posenc_bias(kind, theta, {i / DISTANCES, HEADS, POSENC_DEFAULT_SETTINGS, NULL}, i % DISTANCES);
             // computed in double on both sides, so that only the last rounding may differ
             assert_true(fabsf(out[i] - want) <= 0x1p-23f * fabsf(want));
         }

@@ -48,6 +48,7 @@ static const struct {
     {"table_ssmax", "--table_bias_init sampled --ssmax_prior outside"},
     {"learned", "--n_kv_heads 1 --weight_decay 0.1 --learned_length 100"},
     {"rotary+bam_ssmax+alibi", "--n_layers 3 --layer_encodings rotary,bam_ssmax,alibi --recompute 1"},
+    {"fire", "--prior_lr 3e-2"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -261,6 +262,7 @@ static void test_refused(void** state) {
         {"--softcap 30", NULL, "--softcap: the kernels for CUDA have no such term|train on the CPU"},
         {"--sinks", NULL, "--sinks: the kernels for CUDA have no such term|train on the CPU"},
         {"--position_encoding mix", NULL, "--position_encoding mix: the kernels for CUDA have no such term"},
+        {"--position_encoding fox", NULL, "attention on CUDA has no numbers by key yet|the build for the CPU"},
         {"", "30000000", "the model needs|the device has 30 MB free|lower --batch_size or --model_size"},
     };
     for (size_t i = 0; i < EMULATED_BUILDS; i++) {

@@ -16,7 +16,7 @@ recomputation, gradient accumulation, the key/value cache, packed documents.
 #if defined(__CUDACC__) || defined(CUDA_EMULATOR)
 static const char* const DEVICE = "cuda";
 static const bool HAS_FP32 = sizeof(floatX) == sizeof(float), HAS_BF16 = sizeof(floatX) != sizeof(float);
-enum { LACKING_TERMS = TERM_CAP | TERM_SINK | TERM_MIX };  // what its kernels of attention do not have
+enum { LACKING_TERMS = TERM_CAP | TERM_SINK | TERM_KEY | TERM_MIX };  // what its kernels of attention do not have
 #else
 static const char* const DEVICE = "cpu";
 static const bool HAS_FP32 = true, HAS_BF16 = true;

@@ -38,6 +38,12 @@ static void test_parse(void** state) {
                 {"t5_ssmax", POS_T5, true},
                 {"table", POS_TABLE, false},
                 {"table_ssmax", POS_TABLE, true},
+                {"fire", POS_FIRE, false},
+                {"fire_ssmax", POS_FIRE, true},
+                {"fox", POS_FOX, false},
+                {"fox_ssmax", POS_FOX, true},
+                {"cable", POS_CABLE, false},
+                {"cable_ssmax", POS_CABLE, true},
                 {"mix", POS_MIX, false},
                 {"mix_ssmax", POS_MIX, true}};
     assert_int_equal(sizeof good / sizeof *good, 2 * POS_COUNT);
@@ -226,11 +232,19 @@ static long double listed_reference(PosKind kind, const long double* theta, size
             for (size_t i = 0; i < w / 2; i++) { sum += cosl(x / powl(10000, 2 * (long double)i / (long double)w)); }
             return sum / (8 * (long double)(h + 1) / (long double)NH);
         case POS_T5: return theta[t5_bucket_by_table(d)];
+        case POS_FIRE:
+            for (size_t k = 1; k <= 32; k++) {
+                const long double unit =
+                    theta[k] * logl(1 + expl(theta[0]) * x) / logl(1 + expl(theta[0]) * 512) + theta[32 + k];
+                sum += unit > 0 ? theta[64 + k] * unit : 0;
+            }
+            return sum;
         default: return theta[d < 511 ? d : 511];
     }
 }
 
-static const PosKind listed[] = {POS_KERPLE_LOG, POS_KERPLE_POWER, POS_ALIBI_LEARNED, POS_SANDWICH, POS_T5, POS_TABLE};
+static const PosKind listed[] = {POS_KERPLE_LOG, POS_KERPLE_POWER, POS_ALIBI_LEARNED, POS_SANDWICH,
+                                 POS_T5,         POS_TABLE,        POS_FIRE};
 enum { LISTED = sizeof listed / sizeof *listed };
 
 static void long_theta(long double* theta, const float* numbers, PosKind kind, size_t h, size_t NH) {
@@ -245,7 +259,7 @@ static void test_listed_values(void** state) {
     for (size_t i = 0; i < 2 * LISTED; i++) {
         const PosKind kind = listed[i / 2];
         const size_t NH = head_counts[i % 2];
-        const PosencSettings some = {widths[i % 2], false};
+        const PosencSettings some = {widths[i % 2], false, 512};
         Random r = random_stream(6, i);
         float *numbers = random_array(posenc_numbers(kind, NH) + 1, 1.0, &r), *table = xcalloc(NH * T, sizeof(float));
         bias_table_forward(table, kind, some, numbers, NH, kind == POS_SANDWICH ? T / 8 : T);
@@ -258,12 +272,13 @@ static void test_listed_values(void** state) {
                                                                                        : length - 1 - d) {
                 const long double want = listed_reference(kind, theta, h, NH, some.sandwich_dim, d);
                 const long double got = table[h * length + d];
-                assert_true(fabsl(got - want) <= 6e-8L * fabsl(want) + (kind == POS_SANDWICH ? 1e-8L : 0.0L));
+                const long double cancelled = kind == POS_SANDWICH ? 1e-8L : kind == POS_FIRE ? 1e-13L : 0.0L;
+                assert_true(fabsl(got - want) <= 6e-8L * fabsl(want) + cancelled);
             }
         }
         free(numbers), free(table);
     }
-    const PosencHead head = {1, 3, settings};
+    const PosencHead head = {1, 3, settings, NULL};
     for (size_t d = 262143; d > 262100; d--) {
         const long double want = listed_reference(POS_SANDWICH, NULL, 1, 3, 128, d);
         assert_true(fabsl(posenc_bias(POS_SANDWICH, NULL, head, d) - want) <= 6e-8L * fabsl(want) + 1e-8L);
@@ -282,6 +297,8 @@ static void test_listed_derivatives(void** state) {
         float *before = random_array(n + 1, 1.0, &r), *got = xcalloc(n + 1, sizeof(float));
         memcpy(got, before, n * sizeof(float));
         bias_table_backward(got, dtable, kind, settings, numbers, NH, T);
+        // heads that share a number add to its derivative
+        long double *sums = xcalloc(n + 1, sizeof(long double)), *sizes = xcalloc(n + 1, sizeof(long double));
         for (size_t h = 0; h < NH; h++) {
             long double theta[POSENC_ALL_ROWS];
             long_theta(theta, numbers, kind, h, NH);
@@ -297,10 +314,14 @@ static void test_listed_derivatives(void** state) {
                 }
                 theta[p] = middle;
                 const size_t place = posenc_place(kind, p, h, NH);
-                assert_true(fabsl(got[place] - before[place] - sum) <= 2e-7L * (fabsl(sum) + 1) + 1e-10L * size);
+                sums[place] += sum, sizes[place] += size;
             }
         }
-        free(numbers), free(dtable), free(before), free(got);
+        for (size_t k = 0; k < n; k++) {
+            const long double rounding = 2e-7L * (fabsl(sums[k]) + 1) + 1e-10L * sizes[k];
+            assert_true(fabsl(got[k] - before[k] - sums[k]) <= rounding);
+        }
+        free(numbers), free(dtable), free(before), free(got), free(sums), free(sizes);
     }
 }
 
@@ -308,8 +329,9 @@ static void test_listed_derivatives(void** state) {
 // one another.
 static void test_reach(void** state) {
     (void)state;
-    const PosencHead head = {0, 1, settings};
-    const double theta[POSENC_ALL_ROWS] = {0.5, 0.25};
+    const PosencHead head = {0, 1, settings, NULL};
+    double theta[POSENC_ALL_ROWS];
+    for (size_t p = 0; p < POSENC_ALL_ROWS; p++) { theta[p] = 0.5 - 0.25 * (double)(p % 2); }
     for (size_t i = 0; i < LISTED; i++) {
         const PosKind kind = listed[i];
         size_t next = 0;
@@ -361,7 +383,7 @@ static void test_listed_initial_values(void** state) {
 static void test_geometric_slopes(void** state) {
     (void)state;
     static const size_t head_counts[] = {1, 2, 3, 8, 12, 24};
-    const PosencSettings geometric = {128, true};
+    const PosencSettings geometric = {128, true, 512};
     for (size_t i = 0; i < sizeof head_counts / sizeof *head_counts; i++) {
         const size_t NH = head_counts[i];
         float table[24 * 2], published[24 * 2];

@@ -512,7 +512,8 @@ static void test_plotted_priors(void** state) {
     for (size_t i = 0; i < 3; i++) {
         for (size_t d = 0; d < 5; d++) {
             assert_error_below(
-                fabs(strtod(at, &at) / bam_value(theta[i], (PosencHead){0, 1, POSENC_DEFAULT_SETTINGS}, distances[d]) -
+                fabs(strtod(at, &at) /
+                         bam_value(theta[i], (PosencHead){0, 1, POSENC_DEFAULT_SETTINGS, NULL}, distances[d]) -
                      1),
                 1e-12);
         }

@@ -25,6 +25,7 @@ void attention_choose(const char* name, unsigned terms) {
               : terms & TERM_SINK ? "--sinks"
                                   : "--position_encoding mix");
     }
+    if (own) { attention_check_terms(terms); }
 #ifdef USE_CUDNN
     cudnn_attention.on = false;
     if (own) { return; }
@@ -32,6 +33,7 @@ void attention_choose(const char* name, unsigned terms) {
                         : terms & TERM_CAP  ? "--softcap"
                         : terms & TERM_SINK ? "--sinks"
                         : terms & TERM_MIX  ? "--position_encoding mix"
+                        : terms & TERM_KEY  ? "numbers by key (fox, cable)"
                         : terms & TERM_DISTANCE && !(terms & TERM_SLOPES) ? "bias but ALiBi's"
                                                                           : NULL;
     if (lacks) {

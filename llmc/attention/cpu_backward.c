@@ -169,17 +169,22 @@ static void accumulate_diagonals(const Head* head, const TilePair* pair, const f
     }
 }
 
-// sums[j] += the sum over queries of dZ_ij (times ln n_i).
-static void accumulate_key_sums(const Head* head, const TilePair* pair, const float* row_factor, float* sums) {
+// sums[j] += the sum over queries of dZ_ij (times ln n_i); `keyed` grows by these sums times the numbers by key,
+// against that of the pair's first query, since large numbers would drown it.
+static void accumulate_key_sums(const Head* head, const TilePair* pair, const float* row_factor, float* sums,
+                                float* keyed) {
     size_t rows = min_size(pair->live_high, head->in->size.Tq - pair->first);
+    Vector products = splat(0.0f);
     for (size_t n = 0; n < KEY_TILE; n += LANES) {
-        Vector sum = load(sums + n);
+        Vector sum = splat(0.0f);
         for (size_t r = pair->live_low; r < rows; r++) {
             Vector dz = load(pair->dscores + r * SCORE_STRIDE + n);
             sum += row_factor ? dz * row_factor[pair->first + r] : dz;
         }
-        store(sums + n, sum);
+        store(sums + n, load(sums + n) + sum);
+        products += sum * key_differences(head, pair->key + n, pair->first);
     }
+    *keyed += sum_lanes(products);
 }
 
 INLINE void differentiate_pair(size_t D, size_t HS, const Backward* w, const Head* head, const KeyBuffers* k,
@@ -195,7 +200,10 @@ INLINE void differentiate_pair(size_t D, size_t HS, const Backward* w, const Hea
         float* table = w->dbias_tables + h * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1;
         accumulate_diagonals(head, pair, row_factor, table);
     }
-    if (head->by_key) { accumulate_key_sums(head, pair, row_factor, w->dkey_tables + h * key_floats(in) + pair->key); }
+    if (head->by_key) {
+        accumulate_key_sums(head, pair, row_factor, w->dkey_tables + h * key_floats(in) + pair->key,
+                            rows->keyed + pair->first / QUERY_TILE);
+    }
     if (head->mix) {
         const MixTables* mix = head->mix;
         size_t rows_end = min_size(pair->live_high, in->size.Tq - pair->first);
@@ -352,18 +360,15 @@ static double finish_distances(const Backward* w, size_t h, bool scaled) {
     return dscale;
 }
 
-// The same for the numbers by key.
-static double finish_keys(const Backward* w, size_t h, bool scaled) {
+// The same for the numbers by key, whose part of the gradient of seq_scale is in that of the products.
+static void finish_keys(const Backward* w, size_t h, bool scaled) {
     const AttentionInput* in = w->in;
     size_t T = in->size.Tk;
-    double dscale = 0;
     for (size_t b = 0; b < in->size.B; b++) {
         size_t row = b * in->size.NH + h;
         float *sums = w->dkey_tables + row * key_floats(in), *to = w->to.dby_key + row * T;
-        if (scaled) { dscale += bias_part_of_scale(in, in->logit.by_key + row * T, sums); }
         for (size_t j = 0; j < T; j++) { to[j] = scaled ? sums[j] * in->logit.seq_scale[h] : sums[j]; }
     }
-    return dscale;
 }
 
 // The sum over sequences and query tiles of [B * NH][query_tiles].
@@ -395,7 +400,7 @@ static void finish_head(const Backward* w, size_t h) {
     bool scale = attention_has(in, TERM_SCALE), scaled = scale && in->logit.inside;
     double dscale = scale ? sum_of_head(w, w->dscale, h) : 0;
     if (attention_has(in, TERM_DISTANCE)) { dscale += finish_distances(w, h, scaled); }
-    if (attention_has(in, TERM_KEY)) { dscale += finish_keys(w, h, scaled); }
+    if (attention_has(in, TERM_KEY)) { finish_keys(w, h, scaled); }
     if (attention_has(in, TERM_SINK)) { w->to.dsink[h] += (float)sum_of_head(w, w->dsink, h); }
     if (scale) { w->to.dseq_scale[h] += (float)dscale; }
 }

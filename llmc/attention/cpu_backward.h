@@ -26,6 +26,7 @@ typedef struct {
     float *reference, *delta, *scale;  // [rows]: log2 of the softmax's denominator, D_i, g_i
     float* capped;                     // [rows]: sum_j dZ_ij c_ij, the capped products' part of the gradient of g_i
     float *mix, *dmix;                 // [rows][columns of MixTables]: as in QueryTile; sum_j dZ_ij mixed[r][i - j]
+    float* keyed;  // [query_tiles]: the numbers by key's part of dseq_scale, against the first query's
 } RowBuffers;
 
 typedef struct {
@@ -78,6 +79,7 @@ static RowBuffers take_rows(Arena* arena, const Backward* w) {
     r.capped = take(arena, attention_has(w->in, TERM_CAP) ? rows : 0);
     r.mix = take(arena, rows * w->tables.mix.columns);
     r.dmix = take(arena, rows * w->tables.mix.columns);
+    r.keyed = take(arena, attention_has(w->in, TERM_KEY) ? w->query_tiles : 0);
     return r;
 }
 
@@ -238,6 +240,7 @@ static void open_query_tile(const Backward* w, const Head* head, const KeyBuffer
     const AttentionInput* in = w->in;
     const float* lse = w->lse + (head->batch * in->size.NH + head->query_head) * in->size.Tq;
     size_t first = tile * QUERY_TILE, end = min_size(first + QUERY_TILE, in->size.Tq);
+    if (head->by_key) { rows->keyed[tile] = 0.0f; }
     WITH_HEAD_SIZE(pack_outputs, w->D, in->size.HS, w, head, rows, first);
     for (size_t i = first; i < first + QUERY_TILE; i += ROW_BLOCK) {
         QueryTile block;
@@ -298,15 +301,31 @@ INLINE void write_queries(size_t D, size_t HS, const Backward* w, const Head* he
     *dscale = (float)sum;
 }
 
-// The sink has a weight and no value: its gradient is -sum_i p_i D_i. Rows whose softmax was computed again have the
-// division by the sum of weights in D_i.
+// p_i D_i of a query, p_i the sink's weight: the sink has no value, so the gradient of its logit is -p_i D_i, and the
+// dZ of the query's keys add up to p_i D_i. Rows whose softmax was computed again have the division by the sum of
+// weights in D_i.
+static double sink_share(const Head* head, const RowBuffers* rows, size_t query) {
+    float weight = exp2f(head->sink - rows->reference[query]);
+    return weight > 0.0f ? (double)weight * (double)rows->delta[query] : 0.0;
+}
+
 static float sink_gradient(const Head* head, const RowBuffers* rows, size_t first, size_t end) {
     double sum = 0;
-    for (size_t i = first; i < end; i++) {
-        float weight = exp2f(head->sink - rows->reference[i]);
-        if (weight > 0.0f) { sum -= (double)weight * (double)rows->delta[i]; }
-    }
+    for (size_t i = first; i < end; i++) { sum -= sink_share(head, rows, i); }
     return (float)sum;
+}
+
+// A query's own number by key is taken from all its logits: its gradient is -sum_j dZ_ij, which is 0 but for a sink.
+// Takes that from dkeys (in units of ln n_i where that is row_factor), and returns the queries' part of dseq_scale.
+static double own_key_gradients(const Head* head, const RowBuffers* rows, size_t first, size_t end,
+                                const float* row_factor, float* dkeys) {
+    double part = 0;
+    for (size_t i = first; i < end && head->sink > -INFINITY; i++) {
+        double sum = sink_share(head, rows, i) * (row_factor ? (double)row_factor[i] : 1.0);
+        dkeys[i] -= (float)sum;
+        part -= sum * (double)key_difference(head, i, first);
+    }
+    return part;
 }
 
 static void close_query_tile(const Backward* w, const Head* head, const RowBuffers* rows, size_t tile) {
@@ -316,6 +335,12 @@ static void close_query_tile(const Backward* w, const Head* head, const RowBuffe
     WITH_HEAD_SIZE(write_queries, w->D, in->size.HS, w, head, rows, first, end, w->dscale + at);
     if (head->mix) { w->dscale[at] += (float)write_mix(w, head, rows, first, end); }
     if (attention_has(in, TERM_SINK)) { w->dsink[at] = sink_gradient(head, rows, first, end); }
+    if (head->by_key) {
+        const float* row_factor = in->logit.inside ? head->log_count : NULL;
+        float* dkeys = w->dkey_tables + (head->batch * in->size.NH + head->query_head) * key_floats(in);
+        double part = own_key_gradients(head, rows, first, end, row_factor, dkeys);
+        if (row_factor) { w->dscale[at] += (float)(part + (double)rows->keyed[tile]); }
+    }
 }
 
 #endif

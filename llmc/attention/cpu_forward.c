@@ -66,7 +66,7 @@ Tables take_tables(Arena* arena, const AttentionInput* in) {
     bool distance = attention_has(in, TERM_DISTANCE), key = attention_has(in, TERM_KEY);
     Tables t;
     t.by_distance = take(arena, distance ? in->size.NH * table_floats(in) : 0);
-    t.by_key = take(arena, key ? in->size.B * in->size.NH * key_floats(in) : 0);
+    t.by_key = take(arena, key ? in->size.B * in->size.NH * 2 * key_floats(in) : 0);
     t.mix = mix_take(arena, in);
     return t;
 }
@@ -90,8 +90,13 @@ static size_t distances_seen(const AttentionInput* in) {
     return min_size(most + KEY_TILE + ROW_BLOCK, s->Tk);
 }
 
-static void pad_keys(float* to, const float* by_key, size_t T, size_t padded) {
-    for (size_t j = 0; j < padded; j++) { to[j] = j < T ? by_key[j] * LOG2_E : 0.0f; }
+// Whole numbers of up to 2^24 are exact in fp32, and so are their differences; what is left of a number is at most a
+// half and rounded by 2^-26.
+static void split_keys(float* to, const double* by_key, size_t T, size_t padded) {
+    for (size_t j = 0; j < padded; j++) {
+        to[j] = j < T ? (float)rint(by_key[j]) : 0.0f;
+        to[padded + j] = j < T ? (float)(by_key[j] - (double)to[j]) : 0.0f;
+    }
 }
 
 void fill_tables(const Tables* tables, const AttentionInput* in) {
@@ -105,7 +110,8 @@ void fill_tables(const Tables* tables, const AttentionInput* in) {
             reverse_table(tables->by_distance + row * table_floats(in),
                           in->logit.by_distance + row * in->logit.distance_stride, T, seen);
         } else {
-            pad_keys(tables->by_key + row * key_floats(in), in->logit.by_key + row * T, T, key_floats(in));
+            split_keys(tables->by_key + row * 2 * key_floats(in), in->logit.by_key + row * in->logit.key_stride, T,
+                       key_floats(in));
         }
     }
     if (attention_has(in, TERM_MIX)) { mix_reverse(&tables->mix, in); }

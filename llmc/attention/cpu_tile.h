@@ -213,19 +213,19 @@ INLINE void prefetch_rows(Prefetch* prefetch, size_t count, size_t HS) {
 typedef struct {
     const AttentionInput* in;
     size_t batch, query_head, kv_head;
-    size_t offset;           // position of query 0
-    const int* start;        // of this sequence, or NULL
-    const float* log_count;  // of this sequence, or NULL
-    const float* bias;       // reversed table times log2(e): bias[j - i] = P(i - j); or NULL
-    const float* by_key;     // of this head, times log2(e), then zeros up to a whole tile; or NULL
-    bool capped;             // soft-capping: packed queries are without g log2(e)
-    float sink;              // logit of the sink times log2(e), -infinity without one
-    const MixTables* mix;    // NULL without tables weighted by the query
+    size_t offset;                      // position of query 0
+    const int* start;                   // of this sequence, or NULL
+    const float* log_count;             // of this sequence, or NULL
+    const float* bias;                  // reversed table times log2(e): bias[j - i] = P(i - j); or NULL
+    const float *by_key, *by_key_rest;  // of this head, whole numbers and what is left, up to a whole tile; or NULL
+    bool capped;                        // soft-capping: packed queries are without g log2(e)
+    float sink;                         // logit of the sink times log2(e), -infinity without one
+    const MixTables* mix;               // NULL without tables weighted by the query
 } Head;
 
 // Tables that the kernels read in place of the caller's.
 typedef struct {
-    float *by_distance, *by_key;  // [NH][table_floats], [B * NH][key_floats]
+    float *by_distance, *by_key;  // [NH][table_floats], [B * NH][2][key_floats]
     MixTables mix;
 } Tables;
 
@@ -240,9 +240,10 @@ static inline Head make_head(const AttentionInput* in, size_t batch, size_t quer
     head.start = in->start ? in->start + batch * in->size.Tq : NULL;
     head.log_count = attention_has(in, TERM_SCALE) ? in->logit.log_count + batch * in->size.Tq : NULL;
     const float *distances = tables->by_distance + query_head * table_floats(in) + TABLE_MARGIN + in->size.Tk - 1,
-                *keys = tables->by_key + (batch * in->size.NH + query_head) * key_floats(in);
+                *keys = tables->by_key + (batch * in->size.NH + query_head) * 2 * key_floats(in);
     head.bias = attention_has(in, TERM_DISTANCE) ? distances : NULL;
     head.by_key = attention_has(in, TERM_KEY) ? keys : NULL;
+    head.by_key_rest = head.by_key ? keys + key_floats(in) : NULL;
     head.capped = attention_has(in, TERM_CAP);
     head.sink = attention_has(in, TERM_SINK) ? in->logit.sink[query_head] * LOG2_E : -INFINITY;
     head.mix = attention_has(in, TERM_MIX) ? &tables->mix : NULL;
@@ -316,6 +317,22 @@ static inline ptrdiff_t positions_after(const Head* head, size_t first, size_t k
     return (ptrdiff_t)(head->offset + first) - (ptrdiff_t)key;
 }
 
+// The number of a key less that of another: whole numbers first, which is exact wherever the difference is small.
+static inline float key_difference(const Head* head, size_t key, size_t other) {
+    return (head->by_key[key] - head->by_key[other]) + (head->by_key_rest[key] - head->by_key_rest[other]);
+}
+
+// The same for the keys of a tile.
+INLINE Vector key_differences(const Head* head, size_t first_key, size_t other) {
+    return (load(head->by_key + first_key) - head->by_key[other]) +
+           (load(head->by_key_rest + first_key) - head->by_key_rest[other]);
+}
+
+// The position of a query; that of the last one for padding rows.
+static inline size_t query_position(const Head* head, size_t query) {
+    return min_size(head->offset + query, head->in->size.Tk - 1);
+}
+
 // The terms of the general instance: products (with the table by distance, unless they are capped) become scores.
 // capped[ROW_BLOCK][SCORE_STRIDE] receives the capped products; NULL where nobody needs them.
 static inline void apply_terms(const Head* head, float* scores, float* capped, size_t vectors, size_t first, size_t key,
@@ -323,8 +340,14 @@ static inline void apply_terms(const Head* head, float* scores, float* capped, s
     const LogitTerms* logit = &head->in->logit;
     const float* bias = head->capped && head->bias ? head->bias - (head->offset + first) + key : NULL;
     const float inverse = 1.0f / logit->cap;
+    const size_t position = query_position(head, first);
+    float keys[KEY_TILE];  // against the block's first query
+    for (size_t n = 0; head->by_key && n < vectors * LANES; n += LANES) {
+        store(keys + n, key_differences(head, key + n, position));
+    }
     for (size_t r = 0; r < ROW_BLOCK; r++) {
-        float factor = logit->inside ? scale[r] : 1.0f;
+        const float factor = logit->inside ? scale[r] : 1.0f;
+        const float own = head->by_key ? key_difference(head, query_position(head, first + r), position) : 0.0f;
         for (size_t n = 0; n < vectors * LANES; n += LANES) {
             float* at = scores + r * SCORE_STRIDE + n;
             Vector x = load(at);
@@ -334,7 +357,7 @@ static inline void apply_terms(const Head* head, float* scores, float* capped, s
                 x *= scale[r] * LOG2_E;
             }
             if (bias) { x += load(bias - r + n) * factor; }
-            if (head->by_key) { x += load(head->by_key + key + n) * factor; }
+            if (head->by_key) { x += (load(keys + n) - own) * (factor * LOG2_E); }
             store(at, x);
         }
     }
@@ -506,8 +529,8 @@ static inline size_t head_slots(const AttentionInput* in) {
 
 static inline size_t packed_columns(const AttentionInput* in) { return round_up(in->size.HS, LANES); }
 
-// Takes room for the tables of the input's terms; fills them: by_distance reversed between zeros, it and by_key times
-// log2(e).
+// Takes room for the tables of the input's terms; fills them: by_distance reversed between zeros and times log2(e),
+// by_key in two parts.
 Tables take_tables(Arena* arena, const AttentionInput* in);
 void fill_tables(const Tables* tables, const AttentionInput* in);
 

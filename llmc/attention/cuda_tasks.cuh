@@ -212,13 +212,22 @@ static inline void attention_plan_backward(AttentionBackwardTask* task, size_t r
     task->bytes = arena.used;
 }
 
+// The kernels have a table by distance and a row scale.
+static inline void attention_check_terms(unsigned terms) {
+    if (terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES | TERM_SCALE)) {
+        fatal(
+            "attention on CUDA has no %s yet, which this --position_encoding needs; use another one, or the build for "
+            "the CPU",
+            terms & TERM_KEY   ? "numbers by key"
+            : terms & TERM_CAP ? "soft-capping"
+                               : "sinks");
+    }
+}
+
 // What the kernels take for granted.
 static inline void attention_check(const AttentionInput* in) {
     assert(in->size.Tq >= 1 && in->size.Tq <= in->size.Tk && in->size.NH % in->size.NKV == 0);
-    if (in->size.terms & ~(unsigned)(TERM_DISTANCE | TERM_SLOPES | TERM_SCALE)) {
-        fatal("attention on CUDA: found terms %#x, expected a table by distance and a row scale at most; use the CPU",
-              in->size.terms);
-    }
+    attention_check_terms(in->size.terms);
     if (in->size.HS % 8 != 0 || in->size.HS > ATTENTION_MAX_HEAD) {
         fatal("head size: found %zu, expected a multiple of 8 up to %d; change --dim or --n_heads", in->size.HS,
               ATTENTION_MAX_HEAD);

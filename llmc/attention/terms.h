@@ -5,7 +5,7 @@ encoding by name: posenc.h fills terms, and every backend computes them in one o
   a_ij = q_i.k_j / sqrt(HS)
   c_ij = cap tanh(a_ij / cap)                                       TERM_CAP, else a_ij
   P_ij = by_distance[h][i - j]                                      TERM_DISTANCE, else 0
-         + by_key[b,h,j]                                            TERM_KEY, else 0
+         + by_key[b,h,j] - by_key[b,h,position of i]                TERM_KEY, else 0
          + sum_r mix[b,i,h,r] mixed[r][i - j] for i - j < mixed_length
                                                                     TERM_MIX, else 0
   g_i  = seq_scale[h] log_count[b,i]                                TERM_SCALE, else 1
@@ -14,11 +14,13 @@ encoding by name: posenc.h fills terms, and every backend computes them in one o
                                                                     TERM_SINK, else no sink
   over the visible keys start_i <= j <= position of i
 
-Soft-capping acts on the product alone (Gemma 2); a number by key is what forgetting attention needs (Lin et al. 2025);
-a sink is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss); tables weighted by the
-query are the relative logits of Inkling, which are those of Shaw et al. 2018 (equation 5) but that the learned vectors
-by distance meet not the query but a few numbers projected beside it. The CUDA kernels have no TERM_CAP, TERM_KEY,
-TERM_SINK and TERM_MIX yet.
+Soft-capping acts on the product alone (Gemma 2). Numbers by key are cumulative sums along the sequence (forgetting
+attention, Lin et al. 2025); the difference to the query's own is taken first, so that P is as exact as fp32 has it
+however large the sums have grown: to |P| 2^-24 + 2^-24, where fp32 sums alone would be off by 0.01 at 262,144. A sink
+is a logit without a value (Miller 2023, "softmax1", with a learned logit as in gpt-oss); tables weighted by the query
+are the relative logits of Inkling, which are those of Shaw et al. 2018 (equation 5) but that the learned vectors by
+distance meet not the query but a few numbers projected beside it. The CUDA kernels have no TERM_CAP, TERM_KEY,
+TERM_SINK and TERM_MIX yet and refuse them.
 
 The contract of ops.h holds here too; backend.h defines floatX before. CPU: cpu_forward.c, cpu_backward.c; CUDA:
 attention.cu. Each is compiled once for every program and test.
@@ -52,7 +54,8 @@ typedef struct {
     const float* log_count;    // [B,Tq]
     float cap;                 // above 0 and finite
     bool cap_approximate;      // tanh within 1e-4 instead of 3e-7
-    const float* by_key;       // [B,NH,Tk]
+    const double* by_key;      // [B,NH,key_stride]
+    size_t key_stride;         // at least Tk
     const float* sink;         // [NH]
     // The numbers of head h of query i: mix + i*mix_stride + h*mixes. They come out of the product that q comes from
     // and are read where it leaves them, so in its type and with strides between queries and between sequences.
