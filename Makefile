@@ -117,7 +117,7 @@ dataset/%: $(BUILD)/dataset/%.o $(TOKENIZER)
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $^ $(LDLIBS)
 
 # ---------------------------------------------------------------- tests and benchmarks
-TESTS = $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+include test/tests.mk
 
 $(BUILD)/test/%: test/%.c $(OPS) $(RANKS) $(TOKENIZER)
 	@mkdir -p $(@D)
@@ -147,12 +147,6 @@ $(BUILD)/test/test_encodings: test/test_encodings.c $(ENCODINGS_OPS) | $(ENCODIN
 	$(Q)$(CC) $(CFLAGS) $(ENCODINGS_CFLAGS) -MT $@ -c -o $@.o $<
 	$(Q)$(CXX) $(EXTRA_CFLAGS) -o $@ $@.o $(filter %.o,$^) $(LDLIBS) $(LIB_MPI) -lcmocka
 
-# these start the shipped programs
-PROGRAM_TESTS = test_startup test_prepare test_streams test_inspect test_synthetic test_train test_train_flags \
-                test_resume test_checkpoint test_init_from test_layers test_evaluate test_evaluate_refuses test_scripts \
-                test_torture test_dist test_encodings test_positions test_attention_flags test_mix $(EMU_PROGRAM_TESTS)
-# and these the same programs compiled for CUDA, on the emulated device; see test/emu/rules.mk
-EMU_PROGRAM_TESTS = test_emu_train test_emu_evaluate test_emu_dist
 # NAME:NEED of those that this machine cannot run; test/run.sh leaves them out and says so
 WITHOUT_MPI = $(if $(LIB_MPI),$(if $(shell command -v mpirun),,mpirun),MPI)
 WITHOUT_EMULATOR = $(if $(filter yes,$(EMULATOR)),,CUDA-headers)

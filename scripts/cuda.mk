@@ -13,7 +13,6 @@ ifeq ($(filter 0 1,$(USE_CUDNN)),)
 $(error USE_CUDNN=$(USE_CUDNN): expected 0 or 1)
 endif
 
-comma := ,
 # machine code for each capability, and the newest one's PTX for devices that came later
 NVCC_ARCHS = $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
              -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
@@ -93,14 +92,12 @@ $(BUILD)/cuda/dev/bench_cuda: %: %.o $(CUDA_ATTENTION)
 	$(Q)$(NVCC) -o $@ $^ $(CUDA_LIBS)
 
 # Tests on a real device. All need cmocka, those that compare with the CPU's operators oneDNN, those of NCCL and cuDNN
-# the library itself: the emulator's stand-ins would say nothing about them. Left to the emulator: what makes mistakes
-# that only the emulator survives.
-CUDA_TESTS_EMULATED = test_emu_bugs test_emu_nccl_errors
-CUDA_TESTS_NCCL = $(basename $(notdir $(shell grep -l '^\#include <nccl.h>' test/*.cu)))
-CUDA_TESTS = $(filter-out $(CUDA_TESTS_EMULATED),$(patsubst test/%.cu,%,$(wildcard test/test_*.cu)))
-CUDA_TESTS_OF_CPU = $(basename $(notdir $(shell grep -lE 'cuda_ops_util\.h|namespace cpu' $(CUDA_TESTS:%=test/%.cu))))
-CUDA_TESTS_MISSING = $(if $(LIB_CMOCKA),$(if $(LIB_DNNL),,$(CUDA_TESTS_OF_CPU)) $(if $(LIB_NCCL),,$(CUDA_TESTS_NCCL)) \
-                       $(if $(CUDNN),,test_cuda_cudnn),$(CUDA_TESTS))
+# the library itself: the emulator's stand-ins would say nothing about them.
+CUDA_TESTS = $(filter-out $(call cuda_tests_that_need,emulator),$(CUDA_TEST_NAMES))
+CUDA_TESTS_NCCL = $(call cuda_tests_that_need,nccl)
+CUDA_TESTS_MISSING = $(if $(LIB_CMOCKA),$(if $(LIB_DNNL),,$(call cuda_tests_that_need,cpu)) \
+                       $(if $(LIB_NCCL),,$(CUDA_TESTS_NCCL)) $(if $(CUDNN),,$(call cuda_tests_that_need,cudnn)),$(CUDA_TESTS))
+CUDA_TESTS_OF_NO_PRECISION = $(foreach r,$(CUDA_TEST_ROWS),$(if $(findstring :any:,$(r)),$(call row_name,$(r))))
 CUDA_TESTS_HERE = $(filter-out $(CUDA_TESTS_MISSING),$(CUDA_TESTS))
 
 $(BUILD)/cuda/test/%: $(BUILD)/cuda/test/%.o $(if $(LIB_DNNL),$(OPS) $(TOKENIZER)) $(CUDA_ATTENTION)
@@ -116,10 +113,11 @@ cuda: $(CUDA_PROGRAMS)
 
 cuda-tests: $(CUDA_TESTS_HERE:%=$(BUILD)/cuda/test/%)
 
-# for scripts: the tests that can be built here, then those that cannot
+# for scripts: the tests that can be built here, then those that cannot, then those of the first that depend on PRECISION
 cuda-test-names:
 	@echo $(CUDA_TESTS_HERE)
 	@echo $(filter-out $(CUDA_TESTS_HERE),$(CUDA_TESTS))
+	@echo $(filter-out $(CUDA_TESTS_OF_NO_PRECISION),$(CUDA_TESTS_HERE))
 
 # Registers, spills, shared memory and occupancy of every kernel against dev/ptxas_budget.txt.
 ptxas:

@@ -50,22 +50,21 @@ run() {
     [ "$f" -eq 0 ] || tail -n 40 "$log"
 }
 
-# run_emulated NAME: a CUDA test on the CPU, in every build of test/emu and, where there are operators, precision. The
-# plain build repeats it in several orders of the threads, unless the test sets the order itself. A line "// emulated
-# in: plain" in the source keeps a long test to that build and one order.
+# run_emulated NAME ORDERS BUILDS PRECISIONS: a CUDA test on the CPU, as its row in test/tests.mk wants it.
 run_emulated() {
-    source=test/$1.cu seeds="0 1 2 3" precisions=""
-    if grep -q 'config().seed =\|^// emulated in: plain' "$source"; then seeds=0; fi
-    if grep -q 'PRECISION_FP32\|floatX' "$source"; then precisions=_fp32; fi
-    for precision in "" $precisions; do
-        for seed in $seeds; do
-            export EMU_SEED="$seed" EMU_PROTECT=1  # host code that touches device memory is an error
-            run "$1 (emulated$precision, order $seed)" "$BUILD" "emu/plain$precision/$1" ""
+    for precision in $(echo "$4" | tr , ' '); do
+        case $precision in fp32) suffix=_fp32 ;; *) suffix="" ;; esac
+        for build in $(echo "$3" | tr , ' '); do
+            if [ "$build" = plain ]; then
+                for order in $(echo "$2" | tr , ' '); do
+                    export EMU_SEED="$order" EMU_PROTECT=1  # host code that touches device memory is an error
+                    run "$1 (emulated$suffix, order $order)" "$BUILD" "emu/plain$suffix/$1" ""
+                done
+                unset EMU_SEED EMU_PROTECT
+            else
+                run "$1 (emulated$suffix, $build)" "$BUILD" "emu/$build$suffix/$1" ""
+            fi
         done
-        unset EMU_SEED EMU_PROTECT
-        if grep -q '^// emulated in: plain' "$source"; then continue; fi
-        run "$1 (emulated$precision, asan)" "$BUILD" "emu/asan$precision/$1" ""
-        run "$1 (emulated$precision, races)" "$BUILD" "emu/race$precision/$1" ""
     done
 }
 
@@ -113,10 +112,10 @@ for name in $names; do
     run "$name (sanitized)" "$BUILD/sanitize" "test/$name" "$SANITIZE"
 done
 if [ "$emulator" = yes ]; then
-    emulated=$(make -s BUILD="$BUILD" emu-tests)
+    emulated=$(make -s BUILD="$BUILD" emu-tests) cuda_rows=$(make -s BUILD="$BUILD" cuda-rows)
     for name in $cuda_names; do
         case " $emulated " in
-            *" $name "*) run_emulated "$name" ;;
+            *" $name "*) run_emulated $(printf '%s\n' $cuda_rows | grep "^$name:" | tr : ' ') ;;
             *) echo "$name is LEFT OUT, not counted: no nccl.h (libnccl-dev, or set NCCL_HOME)" ;;
         esac
     done

@@ -4,9 +4,8 @@
 
 EMU_CXX ?= g++
 # without nccl.h (NCCL in config.mk) there is neither the emulated NCCL nor what includes it
-EMU_WITHOUT = $(if $(NCCL),,$(shell grep -l '^\#include <nccl.h>' test/*.cu) $(wildcard test/emu/nccl*.cpp))
-EMU_TESTS = $(patsubst test/%.cu,%,$(filter-out $(EMU_WITHOUT),$(wildcard test/test_*.cu)))
-EMU_SOURCES = $(filter-out $(EMU_WITHOUT),$(wildcard test/emu/*.cpp))
+EMU_TESTS = $(filter-out $(if $(NCCL),,$(call cuda_tests_that_need,nccl)),$(CUDA_TEST_NAMES))
+EMU_SOURCES = $(filter-out $(if $(NCCL),,$(wildcard test/emu/nccl*.cpp)),$(wildcard test/emu/*.cpp))
 EMU_FLAGS = $(CXXFLAGS) -g1 -Wno-unknown-pragmas -DCUDA_EMULATOR $(NCCL_INCLUDE:%=-isystem %) -isystem $(CUDA_INCLUDE)
 EMU_SANITIZE = -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
