@@ -133,11 +133,11 @@ static void test_named_pipes(void** state) {
     free(write_bytes("p.txt", content, (size_t)(end - content)));
     static const char* const commands[] = {
         "fill one.txt & prepare one.txt",
-        "fill one.txt & fill two.txt & prepare one.txt two.txt",
+        "fill one.txt & fill two.txt & prepare one.txt two.txt --separator blank",
         "cat p.txt | prepare - --format txt",
         "cat p.txt | prepare /dev/stdin --format txt",
         "prepare /dev/fd/7 --format txt 7<p.txt",
-        "fill one.txt & cat p.txt | prepare p.txt one.txt - p.txt --format txt",
+        "fill one.txt & cat p.txt | prepare p.txt one.txt - p.txt --format txt --separator blank",
     };
     static const int documents[] = {300, 600, 300, 300, 300, 1200};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
