@@ -298,6 +298,20 @@ static void test_multi_node(void** state) {
     assert_null(strstr(output, "saved"));
 }
 
+// The commands that README.md and docs/ranks.md show start something, and train_gpt knows their flags.
+static void test_documented_ranks(void** state) {
+    (void)state;
+    expect_status(0,
+                  "awk '/^```/ { on = !on; next } on { if (sub(/\\\\$/, \"\")) { printf \"%s\", $0 } else { print } }' "
+                  "README.md docs/ranks.md | grep scripts/multi_node >$S/commands; "
+                  "ln -s $PWD/scripts $S/scripts; echo node1 slots=8 >$S/hosts; ./train_gpt --help >$S/flags; "
+                  "cd $S; DRY_RUN=1 CUDA_VISIBLE_DEVICES=0,1 sh -ex commands 2>&1; "
+                  "sed 's/.*\\.sh//' commands | grep -oe '--[a-z_]*' | sort -u | while read flag; do "
+                  "grep -qe \" $flag \" flags || echo unknown $flag; done");
+    assert_int_equal(count_words(output, "train_gpt --dataset") + count_words(output, "slurm.sh --dataset"), 11);
+    assert_null(strstr(output, "unknown"));
+}
+
 static void test_published_command(void** state) {
     (void)state;
     expect_status(0, "LAUNCHER='echo mpirun -np 4' BATCH_SIZE=16 scripts/train_paper.sh --seed 3 | tail -n 1");
@@ -581,6 +595,7 @@ int main(void) {
         cmocka_unit_test(test_sweep_evaluates),
         cmocka_unit_test(test_slurm),
         cmocka_unit_test(test_multi_node),
+        cmocka_unit_test(test_documented_ranks),
         cmocka_unit_test(test_published_command),
         cmocka_unit_test(test_plot),
         cmocka_unit_test(test_plot_perplexity),
