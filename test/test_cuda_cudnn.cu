@@ -353,7 +353,8 @@ static void test_choices(void** state) {
     Choice learned = {"cudnn", TERM_DISTANCE}, scaled = {"cudnn", TERM_SCALE};
     expect_fatal(choose_by_name, &learned,
                  (const char* const[]){"--attention cudnn", "no bias but ALiBi's", "--attention own", NULL});
-    expect_fatal(choose_by_name, &scaled, (const char* const[]){"no Scalable-Softmax", "--attention own", NULL});
+    expect_fatal(choose_by_name, &scaled,
+                 (const char* const[]){"no scale of rows (Scalable-Softmax", "--attention own", NULL});
     attention_choose("own", TERM_DISTANCE | TERM_SCALE);
     assert_false(cudnn_attention.on);
     attention_choose("cudnn", posenc_terms(POS_ALIBI, false));

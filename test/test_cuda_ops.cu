@@ -310,10 +310,14 @@ static void test_document_starts(void** state) {
         }
         const RowRule rule = {i % 2 ? (size_t)9 : 0, i % 3 ? 2.5 : 0.0, 0.3};
         cpu::limit_rows(want, want_log, rule, k.position, k.B, k.T);
-        limit_rows(d_start, d_log, rule, k.position, k.B, k.T);
-        copy_to_host(got, d_start, N * sizeof(int));
-        assert_memory_equal(got, want, N * sizeof(int));
-        check_result(&result, "row scale", d_log, want_log, N, 0x1p-23, 0, 0);
+        for (unsigned order = 0; order < ORDERS; order++) {
+            set_order(order);
+            document_starts(d_start, d_log, d_tokens, k.bos, k.position, k.first_start, k.B, k.T);
+            limit_rows(d_start, d_log, rule, k.position, k.B, k.T);
+            copy_to_host(got, d_start, N * sizeof(int));
+            assert_memory_equal(got, want, N * sizeof(int));
+            check_result(&result, "row scale", d_log, want_log, N, 0x1p-23, 0, order);
+        }
         device_free(d_tokens), device_free(d_start), device_free(d_log);
         free(tokens), free(want), free(got), free(want_log);
     }
@@ -399,20 +403,20 @@ static void check_learned(size_t B, size_t T, size_t rows, size_t C, Random* ran
     cpu::learned_backward(want, dout, B, T, C);
     float *d_learned = device_copy<float>(learned, rows * C), *d_table = device_copy<float>(table, most * C);
     floatX* d_dout = device_copy<floatX>(dout, B * T * C);
-    Result gradient_result;
-    for (unsigned order = 0; order < 2 * ORDERS; order++) {
-        set_order(order / 2);
-        const bool interpolated = order % 2 == 1;
+    Result result;
+    for (unsigned interpolated = 0; interpolated < 2; interpolated++) {
         cpu::learned_table(table, learned, interpolated, T, rows, C);
-        learned_table(d_table, d_learned, interpolated, T, rows, C);
-        Result result;
-        check_result(&result, "learned table", d_table, table, T * C, 0x1p-23, 0, 0);
+        for (unsigned order = 0; order < ORDERS; order++) {
+            set_order(order);
+            learned_table(d_table, d_learned, interpolated, T, rows, C);
+            check_result(&result, "learned table", d_table, table, T * C, 0x1p-23, 0, order);
+        }
     }
     for (unsigned order = 0; order < ORDERS; order++) {
         set_order(order);
         upload(d_table, gradient, most * C);
         learned_backward(d_table, d_dout, B, T, C);
-        check_result(&gradient_result, "learned gradient", d_table, want, most * C, 0, FP32_NOISE, order);
+        check_result(&result, "learned gradient", d_table, want, most * C, 0, FP32_NOISE, order);
     }
     device_free(d_learned), device_free(d_table), device_free(d_dout);
     free(learned), free(dout), free(gradient), free(table), free(want);

@@ -120,10 +120,14 @@ static void check_tensors(const char* encoding, const char* name, PosKind kind, 
             n += check_tensor(&file, LAYER("attention.w_mix.weight", layer), 2, 16 * NH, C);
             n += check_tensor(&file, LAYER("attention.mixed", layer), 2, 16, 1024);
         }
+        if (posenc_info(kind)->terms & TERM_KEY) {
+            n += check_tensor(&file, LAYER("attention.forget.weight", layer), 2, NH, C);
+            n += check_tensor(&file, LAYER("attention.forget.bias", layer), 1, NH, 0);
+        }
         for (int t = 0; t < POSENC_TENSOR_COUNT; t++) {
             if (posenc_tensor(t)->owner != kind) { continue; }
-            n += check_tensor(&file, LAYER("attention.prior.%s", layer, posenc_tensor(t)->name), 4, NH,
-                              posenc_tensor(t)->rows);
+            n += check_tensor(&file, LAYER("attention.prior.%s", layer, posenc_tensor(t)->name), 4,
+                              posenc_tensor(t)->per_head ? NH : 1, posenc_tensor(t)->rows);
         }
 #undef LAYER
     }
