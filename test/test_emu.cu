@@ -401,14 +401,14 @@ static void test_async_copies(void**) {
 // arithmetic, the positional mathematics on the device
 
 static __global__ void posenc_kernel(float* out, PosKind kind, size_t NH) {
-    const double theta[3] = {0.7, 0.3, 1.5};
+    const double theta[POSENC_ALL_ROWS] = {0.7, 0.3, 1.5};
     out[blockIdx.x * blockDim.x + threadIdx.x] =
         posenc_bias(kind, theta, {blockIdx.x, NH, POSENC_DEFAULT_SETTINGS, NULL}, threadIdx.x);
 }
 
 static void test_posenc(void**) {
     enum { HEADS = 3, DISTANCES = 100 };
-    const double theta[3] = {0.7, 0.3, 1.5};
+    const double theta[POSENC_ALL_ROWS] = {0.7, 0.3, 1.5};
     float out[HEADS * DISTANCES], *device = device_array<float>(HEADS * DISTANCES);
     const PosKind kinds[] = {POS_ALIBI, POS_BAM};
     for (PosKind kind : kinds) {
