@@ -94,9 +94,6 @@ static void choose_attention(Trainer* t) {
         fatal("--attention cudnn has no --window %zu; use --attention own", a->model.window);
     }
     attention_choose(a->attention, model_terms(&layers));
-    // said in args.json, so that evaluating and going on with other lengths keep it
-    size_t* fire_length = &t->args.model.fire_length;
-    if (model_has_encoding(&layers, POS_FIRE) && *fire_length == 0) { *fire_length = a->sequence_length; }
     t->encoding = model_encoding_name(&layers);
     if (a->layer_encodings.count > 0 && model_encoding_period(&layers) == 1) {
         settle_list(&t->options, "layer_encodings", "position_encoding");
@@ -186,7 +183,7 @@ static void print_header(const Trainer* t, const ModelMemory* memory) {
 
 static void build_model(Trainer* t) {
     const TrainArgs* a = &t->args;
-    t->config = train_model_config(a, t->loader.vocab_size, t->loader.bos);
+    t->config = train_model_config(&t->args, t->loader.vocab_size, t->loader.bos);
     train_warn_unused(a, &t->options, &t->config);
     size_t sample = t->tokenizer ? t->prompt.count + a->sample_length : 0;
     ModelPlan plan;

@@ -19,7 +19,8 @@ enum {
     MODEL_ALWAYS = 1,  // written where it applies; otherwise only when it is not the default, since programs of others
                        // read these files and know no such field
     MODEL_MAY_CHANGE = 2,  // a run may go on with another value
-    MODEL_INVERTED = 4     // the field says the opposite of the flag
+    MODEL_INVERTED = 4,    // the field says the opposite of the flag
+    MODEL_OF_SEQUENCE = 8  // 0 is the run's --sequence_length, and recorded as that: other lengths do not change it
 };
 
 /*
@@ -58,14 +59,14 @@ nothing, as sweeps over encodings want.
     X(DOUBLE, rotary_fraction, partial_rotary_factor, 0, is->mechanism == POSENC_ROTATE, "1", 0, 1, NULL,              \
       "share of a head's channels that rotary turns: the first ones, an even number")                                  \
     MODEL_OPTIONS_OF_ROPE_SCALING(X)                                                                                   \
-    X(SIZE, learned_length, max_position_embeddings, MODEL_ALWAYS, is->mechanism == POSENC_LEARN, "0", 0,              \
-      MODEL_MAX_POSITIONS, NULL, "positions that learned has a row for; 0: --sequence_length")                         \
+    X(SIZE, learned_length, max_position_embeddings, MODEL_ALWAYS | MODEL_OF_SEQUENCE, is->mechanism == POSENC_LEARN,  \
+      "0", 0, MODEL_MAX_POSITIONS, NULL, "positions that learned has a row for; 0: --sequence_length")                 \
     X(CHOICE, alibi_slopes, alibi_slopes, 0, (is->terms & TERM_SLOPES) != 0, "published", 0, 0, "published geometric", \
       "of alibi for numbers of heads that are no power of two: by its code, or 2^(-8(h+1)/heads)")                     \
     X(SIZE, sandwich_dim, sandwich_dim, MODEL_ALWAYS, is == posenc_info(POS_SANDWICH), "128", 2, SANDWICH_MAX_DIM,     \
       NULL, "twice the number of cosines of sandwich")                                                                 \
-    X(SIZE, fire_length, fire_length, MODEL_ALWAYS, is == posenc_info(POS_FIRE), "0", 0, 16777216, NULL,               \
-      "distance at which the coordinate of fire is 1; 0: --sequence_length")                                           \
+    X(SIZE, fire_length, fire_length, MODEL_ALWAYS | MODEL_OF_SEQUENCE, is == posenc_info(POS_FIRE), "0", 0,           \
+      MODEL_MAX_POSITIONS, NULL, "distance at which the coordinate of fire is 1; 0: --sequence_length")                \
     X(SIZE, mix_rank, mix_rank, MODEL_ALWAYS, (is->terms & TERM_MIX) != 0, "16", 1, MIX_MAX_RANK, NULL,                \
       "tables by distance of each layer of mix, and weights of them that each query and head has")                     \
     X(SIZE, mix_length, mix_length, MODEL_ALWAYS, (is->terms & TERM_MIX) != 0, "1024", 1, MIX_MAX_LENGTH, NULL,        \

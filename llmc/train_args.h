@@ -211,13 +211,18 @@ static inline void train_check_layers(const char* flag, const OptionList* list, 
     }
 }
 
-// A learned table has a row for every position of the training, or for more.
-static inline void train_choose_learned_length(ModelConfig* c, size_t sequence_length) {
-    size_t* rows = &c->options.learned_length;
-    *rows = *rows == 0 && model_learns_positions(c) ? sequence_length : *rows;
-    if (model_learns_positions(c) && *rows < sequence_length) {
-        fatal("--learned_length %zu is less than --sequence_length %zu; every position needs a row", *rows,
-              sequence_length);
+// Gives lengths that nobody gave the run's sequence length, in the arguments, so that args.json says them.
+static inline void train_settle_lengths(TrainArgs* a, const ModelConfig* c) {
+    bool applies[MODEL_OPTION_COUNT];
+    model_options_applied(c, applies);
+    for (int i = 0; i < MODEL_OPTION_COUNT; i++) {
+        size_t* length = (size_t*)((char*)&a->model + model_option(i)->offset);
+        if (!applies[i] || !(model_option(i)->kept & MODEL_OF_SEQUENCE)) { continue; }
+        *length = *length == 0 ? a->sequence_length : *length;
+    }
+    if (model_learns_positions(c) && a->model.learned_length < a->sequence_length) {
+        fatal("--learned_length %zu is less than --sequence_length %zu; every position needs a row",
+              a->model.learned_length, a->sequence_length);
     }
 }
 
@@ -242,7 +247,7 @@ static inline void train_model_layers(ModelConfig* c, const TrainArgs* a) {
 }
 
 // The model that the arguments describe, for a vocabulary that the data brings.
-static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_size, int bos) {
+static inline ModelConfig train_model_config(TrainArgs* a, size_t vocab_size, int bos) {
     ModelConfig c;
     memset(&c, 0, sizeof c);
     train_model_layers(&c, a);
@@ -252,8 +257,8 @@ static inline ModelConfig train_model_config(const TrainArgs* a, size_t vocab_si
     c.NH = a->n_heads ? a->n_heads : size->NH;
     c.NKV = a->n_kv_heads ? a->n_kv_heads : c.NH;
     c.F = a->ffn_dim ? a->ffn_dim : 2 * c.C;
+    train_settle_lengths(a, &c);
     c.options = a->model, c.posenc = a->posenc;
-    train_choose_learned_length(&c, a->sequence_length);
     train_check_initial(a);
     model_config_check(&c);
     return c;

@@ -69,15 +69,6 @@ static void check_same(size_t run, const char* whole, const char* more) {
     free(log), free(flags), free(a), free(b);
 }
 
-static void check_resume(size_t run, const char* whole) {
-    char *cut = text("%s/cut_%zu", scratch, run), *from = text("%s/checkpoints/step_%09d", cut, 3);
-    copy_unfinished(whole, cut);
-    Run r = resume(from);
-    assert_identical(whole, cut);
-    run_free(&r);
-    free(cut), free(from);
-}
-
 static void test_runs(void** state) {
     (void)state;
     for (size_t i = 0; i < RUNS; i++) {
@@ -88,7 +79,7 @@ static void test_runs(void** state) {
         check_tensors(i, whole);
         if (i <= LAST_WITH_FLAGS) {
             check_same(i, whole, "--recompute");
-            check_resume(i, whole);
+            check_resumed(whole, 3);
         }
         evaluate_quietly(whole, "--passkey_seq_lens 300 --passkey_sample_size 2");
         cJSON* results = results_of(whole);

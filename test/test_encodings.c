@@ -4,8 +4,7 @@ of test/encodings.h besides. Derivatives against differences, by the table and t
 in ENCODINGS_FOLDER, which know those encodings too: flags, tensors, what is trained, args.json, resume, evaluate.
 */
 #include "evaluate_util.h"
-
-#include "../llmc/model.h"
+#include "gradient_util.h"
 
 static const PosencSettings settings = POSENC_DEFAULT_SETTINGS;
 
@@ -93,31 +92,6 @@ static Model create_model(PosKind kind, PosKind second, bool ssmax, bool global_
     }
     model_parameters_changed(&model);
     return model;
-}
-
-static double loss_of(Model* model, const int* tokens, const int* targets) {
-    model_parameters_changed(model);
-    model_forward(model, tokens, B, T);
-    model_losses(model, targets, 0);
-    return model_mean_loss(model, 1);
-}
-
-// The loss along the gradient of a tensor: its difference over both sides is the gradient's length. fp32 leaves some
-// 1e-7 of the loss, the third derivative the rest.
-static void check_tensor_gradient(Model* model, const Tensor* t, const int* tokens, const int* targets) {
-    float *values = model->master + t->offset, *gradient = model->grads + t->offset;
-    float* start = xcalloc(t->count, sizeof(float));
-    memcpy(start, values, t->count * sizeof(float));
-    double length = sqrt(sum_of_squares(gradient, t->count)), loss[2];
-    for (int side = 0; side < 2; side++) {
-        double step = side == 0 ? 0.02 : -0.02;
-        for (size_t i = 0; i < t->count; i++) { values[i] = (float)(start[i] + step * gradient[i] / length); }
-        loss[side] = loss_of(model, tokens, targets);
-    }
-    memcpy(values, start, t->count * sizeof(float));
-    assert_true(length > 2e-5);
-    assert_error_below(fabs(loss[0] - loss[1] - 0.04 * length), 2e-2 * 0.04 * length + 2e-7);
-    free(start);
 }
 
 // Two layers, the second of another encoding or the same.
@@ -254,16 +228,6 @@ static void check_fields(size_t run, const char* path) {
     cJSON_Delete(json);
 }
 
-static void check_resume(const char* whole) {
-    static size_t number;
-    char *cut = text("%s/cut_%zu", scratch, number++), *from = text("%s/checkpoints/step_%09d", cut, 3);
-    copy_unfinished(whole, cut);
-    Run r = resume(from);
-    assert_identical(whole, cut);
-    run_free(&r);
-    free(cut), free(from);
-}
-
 static void test_runs(void** state) {
     (void)state;
     for (size_t i = 0; i < RUNS; i++) {
@@ -277,7 +241,7 @@ static void test_runs(void** state) {
         char* initial = run_file(log, runs[i].encoding, "model.safetensors");
         check_tensors(i, trained, initial);
         check_fields(i, path);
-        check_resume(whole);
+        check_resumed(whole, 3);
         evaluate_quietly(whole, "--passkey_seq_lens 300 --passkey_sample_size 2");
         cJSON* results = results_of(whole);
         assert_non_null(cJSON_GetObjectItem(results, "passkey"));
@@ -360,7 +324,7 @@ static void test_settings(void** state) {
     losses_of("published", "alibi", losses[0], 6);
     losses_of("geometric", "alibi", losses[1], 6);
     for (size_t i = 0; i < 6; i++) { assert_true(losses[0][i] != losses[1][i]); }
-    check_resume(geometric);
+    check_resumed(geometric, 3);
     evaluate_quietly(geometric, "--passkey_seq_lens 300 --passkey_sample_size 2");
     assert_resume_refused(published, "--alibi_slopes geometric", "alibi_slopes = \"published\"|geometric");
     assert_resume_refused(geometric, "--alibi_slopes published", "alibi_slopes = \"geometric\"|published");

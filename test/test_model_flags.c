@@ -3,9 +3,7 @@ The flags of attention in whole models, in this process: pairs of them drawn at 
 differences of the loss, computed again, and through the key/value cache; what windows, sinks and caps must and must not
 do. Values are compared with the float64 oracle in test_model.c.
 */
-#include "test_util.h"
-
-#include "../llmc/model.h"
+#include "gradient_util.h"
 
 enum { B = 2, T = 77, V = 40, DIM = 32, BOS = 0 };
 
@@ -84,39 +82,6 @@ static void set_flag(ModelOptions* o, size_t flag) {
         case QK_NORM: o->qk_norm = true; break;
         default: o->gated_attention = true; break;
     }
-}
-
-static double loss_of(Model* model, const int* tokens, const int* targets) {
-    model_parameters_changed(model);
-    model_forward(model, tokens, B, T);
-    model_losses(model, targets, 0);
-    return model_mean_loss(model, 1);
-}
-
-// The loss along the gradient of a tensor rises by the gradient's length: differences of fourth order. fp32 leaves some
-// 1e-7 of the loss, eight times that over 12 steps, and the fifth derivative the rest.
-static void check_tensor_gradient(Model* model, const Tensor* t, const int* tokens, const int* targets) {
-    enum { SIDES = 4 };
-    static const double sides[SIDES] = {-2, -1, 1, 2}, weights[SIDES] = {1, -8, 8, -1};
-    const double step = 0.005;
-    float *values = model->master + t->offset, *gradient = model->grads + t->offset;
-    float* start = (float*)xcalloc(t->count, sizeof(float));
-    memcpy(start, values, t->count * sizeof(float));
-    double length = sqrt(sum_of_squares(gradient, t->count)), slope = 0;
-    if (!(length > 1e-5)) { print_error("%s: gradient %g\n", t->name, length); }
-    assert_true(length > 1e-5);
-    for (size_t side = 0; side < SIDES; side++) {
-        for (size_t i = 0; i < t->count; i++) {
-            values[i] = (float)(start[i] + step * sides[side] * gradient[i] / length);
-        }
-        slope += weights[side] * loss_of(model, tokens, targets) / (12 * step);
-    }
-    memcpy(values, start, t->count * sizeof(float));
-    if (!(fabs(slope - length) <= 2e-3 * length + 5e-5)) {
-        print_error("%s: slope %g, gradient %g\n", t->name, slope, length);
-    }
-    assert_error_below(fabs(slope - length), 2e-3 * length + 5e-5);
-    free(start);
 }
 
 static void check_gradients(ModelConfig c, const int* tokens, const int* targets) {

@@ -58,18 +58,14 @@ static void test_training(void** state) {
     for (size_t i = 0; i < RUNS; i++) {
         char* whole = train_run(runs[i].label, runs[i].encoding, runs[i].flags);
         check_setting(whole, runs[i].field, runs[i].value);
-        char *cut = text("%s/cut_%zu", scratch, i), *from = text("%s/checkpoints/step_%09d", cut, 3);
-        copy_unfinished(whole, cut);
-        Run r = resume(from);
-        assert_identical(whole, cut);
-        run_free(&r);
+        check_resumed(whole, 3);
         char *same = resume_flags(whole), *flags = text("%s --num_iterations 9 %s", same, runs[i].other);
-        r = run_train(flags);
+        Run r = run_train(flags);
         assert_refused(&r, runs[i].other_refused);
         run_free(&r);
         const bool learned = strstr(runs[i].encoding, "learned") != NULL;
         evaluate_quietly(whole, learned ? QUICK " --learned_beyond clamp" : QUICK);
-        free(whole), free(cut), free(from), free(same), free(flags);
+        free(whole), free(same), free(flags);
     }
 }
 

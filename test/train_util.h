@@ -436,4 +436,15 @@ static inline Run resume(const char* folder) {
     return r;
 }
 
+// A copy of a run that was cut off after its checkpoint of this step goes on to the very same files.
+static inline void check_resumed(const char* whole, int step) {
+    static size_t number;
+    char *cut = text("%s/cut_%zu", scratch, number++), *from = text("%s/checkpoints/step_%09d", cut, step);
+    copy_unfinished(whole, cut);
+    Run r = resume(from);
+    assert_identical(whole, cut);
+    run_free(&r);
+    free(cut), free(from);
+}
+
 #endif
