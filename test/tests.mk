@@ -22,6 +22,7 @@ CUDA_TEST_ROWS = \
     test_cuda_forget:0,1,2,3:$(EVERY_BUILD):bf16,fp32:cpu \
     test_cuda_model:0:plain:bf16,fp32: \
     test_cuda_ops:0,1,2,3:$(EVERY_BUILD):bf16,fp32:cpu \
+    test_cuda_positions:0,1,2,3:$(EVERY_BUILD):bf16,fp32:cpu \
     test_cuda_update:0,1,2,3:$(EVERY_BUILD):bf16,fp32:cpu \
     test_emu:0,1,2,3:$(EVERY_BUILD):any: \
     test_emu_bugs:0:$(EVERY_BUILD):any:emulator \
